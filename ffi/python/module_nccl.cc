@@ -4,7 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,8 +31,12 @@ namespace {
 
 // Asked while we wait without the GIL: whether Ctrl-C was pressed.
 bool WasInterrupted() {
-  static thread_local int calls = 0;
-  if (++calls % 256 != 0) return false;
+  using Clock = std::chrono::steady_clock;
+  // Python tells its main thread alone.
+  static thread_local const bool is_main = syscall(SYS_gettid) == getpid();
+  static thread_local Clock::time_point next{};
+  if (!is_main || Clock::now() < next) return false;
+  next = Clock::now() + std::chrono::milliseconds(50);
   nb::gil_scoped_acquire hold;
   return PyErr_CheckSignals() != 0;
 }
@@ -141,10 +148,7 @@ std::string RegisterMemory(int64_t key, const HeldMemory& memory) {
 
 void FailWorlds(const std::string& reason) {
   nb::gil_scoped_release release;
-  for (const auto& communicator : Registry::Get().List()) {
-    const auto nccl = std::dynamic_pointer_cast<NcclCommunicator>(communicator);
-    if (nccl != nullptr) nccl->FailElsewhere(reason);
-  }
+  Health::FailAllElsewhere(reason);
 }
 
 void Suspend(int64_t key, bool suspend) {

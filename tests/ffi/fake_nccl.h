@@ -24,6 +24,7 @@ struct Fake {
   decltype(&jaxcommFakeTrace) trace = nullptr;
   decltype(&jaxcommFakeClearTrace) clear_trace = nullptr;
   decltype(&jaxcommFakeFail) fail = nullptr;
+  decltype(&jaxcommFakeHang) hang = nullptr;
   decltype(&jaxcommFakeConnect) connect = nullptr;
   decltype(&jaxcommFakeSetCapturing) set_capturing = nullptr;
   decltype(&jaxcommFakeEndGraphs) end_graphs = nullptr;
@@ -61,6 +62,7 @@ inline Fake LoadFake() {
   Take(library, "jaxcommFakeTrace", &fake.trace);
   Take(library, "jaxcommFakeClearTrace", &fake.clear_trace);
   Take(library, "jaxcommFakeFail", &fake.fail);
+  Take(library, "jaxcommFakeHang", &fake.hang);
   Take(library, "jaxcommFakeConnect", &fake.connect);
   Take(library, "jaxcommFakeSetCapturing", &fake.set_capturing);
   Take(library, "jaxcommFakeEndGraphs", &fake.end_graphs);

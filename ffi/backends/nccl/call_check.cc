@@ -1,12 +1,10 @@
 #include "ffi/backends/nccl/call_check.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace jaxcomm {
@@ -51,25 +49,9 @@ Status CallCheck::Announce(const Call& call, LocalRank& rank) {
                                      exchange_->own_on_device(place), &own, sizeof(own),
                                      stream));
   RETURN_IF_ERROR(exchange_->Give(rank, sizeof(own), stream));
-  return Wait(rank);
-}
-
-Status CallCheck::Wait(const LocalRank& rank) const {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::chrono::duration<double> timeout(parts_.spec.timeout_seconds);
-  while (true) {
-    const cuda::Result result =
-        parts_.library.cuda.StreamQuery(rank.split_phase.stream());
-    if (result == cuda::kSuccess) return OkStatus();
-    if (result != cuda::kNotReady) return parts_.library.Check(result, "JAXCOMM_CHECK");
-    if (parts_.health.failed()) return parts_.health.failure();
-    if (std::chrono::steady_clock::now() - begin > timeout) {
-      return Status(ErrorCode::kDeadlineExceeded,
-                    StrCat("JAXCOMM_CHECK: other ranks did not say what they call; ",
-                           DescribeLate(parts_.spec)));
-    }
-    std::this_thread::yield();
-  }
+  return WaitForStream(parts_.library, stream,
+                       parts_.health.WhileWell({parts_.spec.timeout_seconds}),
+                       "JAXCOMM_CHECK, in which all ranks say what they call,");
 }
 
 Status CallCheck::FindOddRanks(const RankFacts& facts) const {

@@ -32,7 +32,6 @@ class CallCheck {
       : parts_(parts), exchange_(std::move(exchange)), compared_(parts.ranks.size()) {}
 
   Status Announce(const Call& call, LocalRank& rank);
-  Status Wait(const LocalRank& rank) const;
   Status FindOddRanks(const RankFacts& facts) const;
 
   NcclParts& parts_;

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <future>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
@@ -15,9 +14,6 @@
 namespace jaxcomm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr auto kPoll = std::chrono::microseconds(200);
 // How long the end of a communicator may take before it is ended by force.
 constexpr double kGraceSeconds = 10;
 // How long an abort waits for a thread that launches. One that takes longer is inside
@@ -37,21 +33,29 @@ void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comm
 
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what) {
-  const auto deadline = Clock::now() + std::chrono::duration<double>(patience.seconds);
-  for (nccl::Comm comm : comms) {
-    if (comm == nullptr) continue;
-    while (true) {
-      nccl::Result state = nccl::kSuccess;
-      RETURN_IF_ERROR(
-          library.Check(library.nccl.CommGetAsyncError(comm, &state), what));
-      if (state == nccl::kSuccess) break;
-      if (state != nccl::kInProgress) return library.Check(state, what, comm);
-      if (patience.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
-      if (Clock::now() > deadline) return patience.LateError(what);
-      std::this_thread::sleep_for(kPoll);
+  Status status = OkStatus();
+  size_t at = 0;
+  RETURN_IF_ERROR(Wait(patience, what, [&] {
+    nccl::Result state = nccl::kSuccess;
+    for (; at < comms.size() && status.success(); ++at) {
+      if (comms[at] == nullptr) continue;
+      status = library.Check(library.nccl.CommGetAsyncError(comms[at], &state), what);
+      if (state == nccl::kInProgress) return false;
+      if (status.success()) status = library.Check(state, what, comms[at]);
     }
-  }
-  return OkStatus();
+    return true;
+  }));
+  return status;
+}
+
+Status WaitForStream(const NcclLibrary& library, cuda::Stream stream,
+                     const NcclPatience& patience, const char* what) {
+  cuda::Result result = cuda::kNotReady;
+  RETURN_IF_ERROR(Wait(patience, what, [&] {
+    result = library.cuda.StreamQuery(stream);
+    return result != cuda::kNotReady;
+  }));
+  return library.Check(result, what);
 }
 
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
@@ -87,7 +91,7 @@ Comms::Comms(const NcclLibrary& library, const Health& health, const LocalRanks&
     : library_(library),
       health_(health),
       ranks_(ranks),
-      patience_(std::move(patience)),
+      patience_(health.WhileWell(std::move(patience))),
       items_(ranks.size()) {}
 
 Status Comms::Prepare() {
@@ -111,7 +115,7 @@ void Comms::Set(const std::vector<nccl::Comm>& comms) {
   for (size_t i = 0; i < comms.size(); ++i) items_[i].comm = comms[i];
 }
 
-Status Comms::InGroup(const char* what, const NcclPatience& patience,
+Status Comms::InGroup(const char* what,
                       const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call) {
   std::vector<nccl::Comm> comms;
   for (const auto& rank : ranks_) comms.push_back(comm(rank->facts.place));
@@ -120,15 +124,13 @@ Status Comms::InGroup(const char* what, const NcclPatience& patience,
     CurrentContext current(library_.cuda, ranks_[i]->facts.context);
     return library_.Check(call(*ranks_[i], comms[i]), what, comms[i]);
   }));
-  const auto interrupted = [&] { return health_.failed() || patience.interrupted(); };
-  return WaitUntilReady(library_, comms, {patience.seconds, interrupted}, what);
+  return WaitUntilReady(library_, comms, patience_, what);
 }
 
 Status Comms::Finish(nccl::Result result, nccl::Comm comm, const char* what,
                      double seconds) const {
   if (result != nccl::kInProgress) return library_.Check(result, what, comm);
-  const auto interrupted = [this] { return health_.failed(); };
-  return WaitUntilReady(library_, {comm}, {seconds, interrupted}, what);
+  return WaitUntilReady(library_, {comm}, health_.WhileWell({seconds}), what);
 }
 
 Status Comms::CanSuspend() const {
@@ -140,48 +142,38 @@ Status Comms::CanSuspend() const {
 
 Status Comms::Suspend(bool suspend) {
   const nccl::Api& api = library_.nccl;
-  // Ctrl-C is seen by the thread that waits for this one.
-  return InGroup(suspend ? "ncclCommSuspend" : "ncclCommResume", {patience_.seconds},
-                 [&](LocalRank&, nccl::Comm comm) {
-                   return suspend ? api.CommSuspend(comm, nccl::kSuspendMemory)
-                                  : api.CommResume(comm);
-                 });
+  return InGroup(suspend ? "ncclCommSuspend" : "ncclCommResume", [&](LocalRank&,
+                                                                     nccl::Comm comm) {
+    return suspend ? api.CommSuspend(comm, nccl::kSuspendMemory) : api.CommResume(comm);
+  });
 }
 
 Status Comms::WaitForStreams() {
   for (const auto& rank : ranks_) {
-    while (true) {
-      CurrentContext current(library_.cuda, rank->facts.context);
-      const cuda::Result result = library_.cuda.StreamQuery(rank->split_phase.stream());
-      if (result == cuda::kSuccess) break;
-      if (result != cuda::kNotReady) return library_.Check(result, "first use");
-      if (health_.failed()) return health_.failure();
-      if (patience_.interrupted()) return Status(ErrorCode::kCancelled, "interrupted");
-      std::this_thread::sleep_for(kPoll);
-    }
+    CurrentContext current(library_.cuda, rank->facts.context);
+    RETURN_IF_ERROR(
+        WaitForStream(library_, rank->split_phase.stream(), patience_, "first use"));
   }
   return OkStatus();
 }
 
 Status Comms::Connect() {
   const nccl::Api& api = library_.nccl;
-  RETURN_IF_ERROR(
-      InGroup("first use", patience_, [&](LocalRank& rank, nccl::Comm comm) {
-        const RankFacts& facts = rank.facts;
-        const cuda::Stream stream = rank.split_phase.stream();
-        void* const bytes = reinterpret_cast<void*>(scratch(facts.place));
-        void* const more = reinterpret_cast<void*>(scratch(facts.place) + 64);
-        const int next = (facts.rank + 1) % facts.size;
-        const int last = (facts.rank + facts.size - 1) % facts.size;
-        api.Send(bytes, 4, nccl::Type::kInt8, next, comm, stream);
-        return api.Recv(more, 4, nccl::Type::kInt8, last, comm, stream);
-      }));
-  RETURN_IF_ERROR(
-      InGroup("first use", patience_, [&](LocalRank& rank, nccl::Comm comm) {
-        void* const bytes = reinterpret_cast<void*>(scratch(rank.facts.place));
-        return api.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32, nccl::RedOp::kSum,
-                             comm, rank.split_phase.stream());
-      }));
+  RETURN_IF_ERROR(InGroup("first use", [&](LocalRank& rank, nccl::Comm comm) {
+    const RankFacts& facts = rank.facts;
+    const cuda::Stream stream = rank.split_phase.stream();
+    void* const bytes = reinterpret_cast<void*>(scratch(facts.place));
+    void* const more = reinterpret_cast<void*>(scratch(facts.place) + 64);
+    const int next = (facts.rank + 1) % facts.size;
+    const int last = (facts.rank + facts.size - 1) % facts.size;
+    api.Send(bytes, 4, nccl::Type::kInt8, next, comm, stream);
+    return api.Recv(more, 4, nccl::Type::kInt8, last, comm, stream);
+  }));
+  RETURN_IF_ERROR(InGroup("first use", [&](LocalRank& rank, nccl::Comm comm) {
+    void* const bytes = reinterpret_cast<void*>(scratch(rank.facts.place));
+    return api.AllReduce(bytes, bytes, 1, nccl::Type::kFloat32, nccl::RedOp::kSum, comm,
+                         rank.split_phase.stream());
+  }));
   return WaitForStreams();
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/failure/health.h"
-#include "ffi/backends/nccl/failure/patience.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/base/status.h"
@@ -20,6 +20,10 @@ namespace jaxcomm {
 // Waits until no operation on the communicators is in progress.
 Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
                       const NcclPatience& patience, const char* what);
+
+// Waits until the stream of the current device has done what it was given.
+Status WaitForStream(const NcclLibrary& library, cuda::Stream stream,
+                     const NcclPatience& patience, const char* what);
 
 // Ends communicators in order with those of the other processes, or by force, for ten
 // seconds at most, after which they are left as they are. NCCL frees memory here and
@@ -34,6 +38,8 @@ class Comms {
 
   Comms(const NcclLibrary& library, const Health& health, const LocalRanks& ranks,
         NcclPatience patience);
+  // How long to wait for the other processes.
+  const NcclPatience& patience() const { return patience_; }
 
   // Makes and frees the scratch memory.
   Status Prepare();
@@ -50,7 +56,7 @@ class Comms {
   Status Connect();
   // Has NCCL do something on each rank that has a communicator, as a group, and waits
   // until it is done.
-  Status InGroup(const char* what, const NcclPatience& patience,
+  Status InGroup(const char* what,
                  const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call);
   // Waits until a call that NCCL has in progress is over: it connects to a rank at the
   // first use, which needs that rank's process.
@@ -62,7 +68,6 @@ class Comms {
   Status Suspend(bool suspend);
   // Waits for the ranks' own streams.
   Status WaitForStreams();
-  const NcclPatience& patience() const { return patience_; }
 
   // Returns the error that NCCL reports in the background. It is not asked while the
   // rank has nothing in flight, or a thread is launching.

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/failure/patience.h"
 #include "ffi/base/keep_forever.h"
 
 namespace jaxcomm {
@@ -88,8 +89,9 @@ Status NcclCommunicator::Split() {
     colors.push_back(facts.size > 1 ? facts.group : nccl::kNoColor);
     keys.push_back(facts.rank);
   }
-  ASSIGN_OR_RETURN(const std::vector<nccl::Comm> comms,
-                   how_.world->Split(colors, keys, how_.settings, how_.patience));
+  ASSIGN_OR_RETURN(
+      const std::vector<nccl::Comm> comms,
+      how_.world->Split(colors, keys, how_.settings, parts_.comms.patience()));
   parts_.comms.Set(comms);
   return OkStatus();
 }
@@ -98,11 +100,11 @@ Status NcclCommunicator::Split() {
 // were connected on a thread of their own took 60 ms longer to end when a process was
 // killed (two and four H200s, NCCL 2.28.9).
 Status NcclCommunicator::Connect() {
+  const NcclPatience& patience = parts_.comms.patience();
   return RunGuarded(
-      parts_.health, "the first use of " + NameOf(spec()), how_.patience, [&] {
-        // The guard aborts what is still in use, after the timeout and not before.
-        const auto locks =
-            LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/false);
+      parts_.health, "the first use of " + NameOf(spec()), patience, [&]() -> Status {
+        ASSIGN_OR_RETURN(const LaunchLocks locks,
+                         LockAll(parts_.ranks, patience, /*wait_until_idle=*/false));
         RETURN_IF_ERROR(parts_.comms.Connect());
         return engines_.Connect();
       });
@@ -174,13 +176,14 @@ ErrorOr<std::string> NcclCommunicator::Register(
   }
   // Shared, since NCCL may come back after this function does.
   const auto found = std::make_shared<std::string>();
-  RETURN_IF_ERROR(RunPatiently("registering symmetric memory with ", [this, memory,
-                                                                      found] {
-    const auto locks = LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/false);
-    if (parts_.health.failed()) return parts_.health.failure();
-    *found = engines_.nccl().Register(*memory, how_.patience);
-    return OkStatus();
-  }));
+  RETURN_IF_ERROR(RunPatiently(
+      "registering symmetric memory with ", [this, memory, found]() -> Status {
+        ASSIGN_OR_RETURN(
+            const LaunchLocks locks,
+            LockAll(parts_.ranks, parts_.comms.patience(), /*wait_until_idle=*/false));
+        *found = engines_.nccl().Register(*memory);
+        return OkStatus();
+      }));
   memory->AddRegistrar(
       std::shared_ptr<NcclEngine>(shared_from_this(), &engines_.nccl()));
   return *found;
@@ -188,7 +191,7 @@ ErrorOr<std::string> NcclCommunicator::Register(
 
 Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> call) {
   return jaxcomm::RunPatiently(parts_.health, shared_from_this(), what + NameOf(spec()),
-                               how_.patience, std::move(call));
+                               parts_.comms.patience(), std::move(call));
 }
 
 Status NcclCommunicator::SetSuspended(bool suspended) {
@@ -201,9 +204,9 @@ Status NcclCommunicator::SetSuspended(bool suspended) {
           "with CommPolicy(share=False)");
     }
     // Operations in flight come to their ends. Once there are none, none joins.
-    const auto locks =
-        LockAll(parts_.ranks, parts_.health, /*wait_until_idle=*/suspended);
-    if (parts_.health.failed()) return parts_.health.failure();
+    ASSIGN_OR_RETURN(
+        const LaunchLocks locks,
+        LockAll(parts_.ranks, parts_.comms.patience(), /*wait_until_idle=*/suspended));
     if (is_suspended() == suspended) return OkStatus();
     RETURN_IF_ERROR(parts_.comms.Suspend(suspended));
     parts_.health.SetSuspended(suspended);

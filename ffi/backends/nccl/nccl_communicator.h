@@ -66,8 +66,6 @@ class NcclCommunicator final : public Communicator,
   // Gives device memory back, or takes it again, where NCCL can; every process calls
   // this. Operations in between fail.
   Status SetSuspended(bool suspended);
-  // Fails because something did elsewhere: another process says so.
-  void FailElsewhere(const std::string& reason) { parts_.health.FailElsewhere(reason); }
 
  private:
   Status PrepareRanks();

@@ -16,6 +16,17 @@ extern char** environ;
 
 namespace jaxcomm {
 
+namespace {
+
+// NCCL may be the first to notice that a process has ended, and does not say which.
+Status WithGone(const Status& status, const WorldHealth& health) {
+  if (!health.any_gone() || status.errc() == ErrorCode::kAborted) return status;
+  return Status(ErrorCode::kAborted,
+                StrCat(status.message(), ". ", health.gone_text(), " has ended"));
+}
+
+}  // namespace
+
 bool NcclWorld::AddDeviceBytes(int64_t* bytes) const {
   bool is_known = false;
   for (nccl::Comm comm : comms_) {
@@ -27,8 +38,8 @@ bool NcclWorld::AddDeviceBytes(int64_t* bytes) const {
 
 ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
     const NcclLibrary& library, int size, std::vector<NcclDevice> devices,
-    const std::string& unique_id, const NcclSettings& settings,
-    const NcclPatience& patience, std::vector<Peer> peers) {
+    const std::string& unique_id, const NcclSettings& settings, NcclPatience patience,
+    std::vector<Peer> peers) {
   nccl::UniqueId id;
   if (unique_id.size() != sizeof(id.internal)) {
     return InvalidArgument("a unique id of NCCL has ", sizeof(id.internal),
@@ -45,6 +56,15 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
   for (cuda::Context context : contexts) {
     free_before += FreeDeviceBytes(library, context);
   }
+  const std::shared_ptr<WorldHealth>& health = made->health_;
+  if (!peers.empty()) {
+    health->SeesPeers();
+    made->peer_watch_ =
+        std::make_unique<PeerWatch>(peers, [peers, health](size_t place) {
+          health->AddGone(peers[place].process_index);
+          WakeWatchdog();
+        });
+  }
   nccl::Config config = settings.ConfigFor(library);
   if (config.blocking == nccl::kUndefined) config.blocking = 0;
   made->comms_.assign(made->devices_.size(), nullptr);
@@ -55,27 +75,19 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
                            made->devices_[i].rank, &config);
       });
   if (status.success()) {
-    status = WaitUntilReady(library, made->comms_, WhilePeersLive(patience, peers),
-                            "ncclCommInitRankConfig");
+    patience.lost_peers = [&] { return health->gone_text(); };
+    status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
   }
   if (status.failure()) {
     EndComms(library, made->comms_, /*abort=*/true);
     made->comms_.clear();
-    return WithCircumstances(library, WithEndedPeers(status, peers), contexts[0]);
+    return WithCircumstances(library, WithGone(status, *health), contexts[0]);
   }
   for (cuda::Context context : contexts) {
     free_before -= FreeDeviceBytes(library, context);
   }
   if (!made->AddDeviceBytes(&made->device_bytes_)) {
     made->device_bytes_ = std::max<int64_t>(0, free_before);
-  }
-  if (!peers.empty()) {
-    made->health_->SeesPeers();
-    made->peer_watch_ = std::make_unique<PeerWatch>(
-        peers, [peers, health = made->health_](size_t place) {
-          health->AddGone(peers[place].process_index);
-          WakeWatchdog();
-        });
   }
   return made;
 }
@@ -90,7 +102,7 @@ NcclWorld::~NcclWorld() {
 ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors,
                                                   const std::vector<int>& keys,
                                                   const NcclSettings& settings,
-                                                  const NcclPatience& patience) {
+                                                  NcclPatience patience) {
   nccl::Config config = settings.ConfigFor(library_);
   // Unless it blocks, NCCL gives every operation to a thread of its own, which takes
   // 300 us. The split is polled all the same, as its parent is.
@@ -102,6 +114,10 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
     return library_.Try(library_.nccl.CommSplit, comms_[i], colors[i], keys[i],
                         &(*made)[i], &config);
   });
+  // Every process of the world takes part.
+  patience.lost_peers = [this]() -> std::string {
+    return Health::IsAnyBusy() ? "" : health_->gone_text();
+  };
   if (status.success()) {
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
   }
@@ -121,7 +137,7 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
       EndComms(library_, there, /*abort=*/true);
     }
     abandoned_.push_back(std::move(made));
-    return status;
+    return WithGone(status, *health_);
   }
   return std::move(*made);
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
-#include "ffi/backends/nccl/failure/patience.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/failure/world_health.h"
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
@@ -24,8 +24,8 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   // `peers`: those of the other processes whose end this one can see.
   static ErrorOr<std::shared_ptr<NcclWorld>> Create(
       const NcclLibrary& library, int size, std::vector<NcclDevice> devices,
-      const std::string& unique_id, const NcclSettings& settings,
-      const NcclPatience& patience, std::vector<Peer> peers);
+      const std::string& unique_id, const NcclSettings& settings, NcclPatience patience,
+      std::vector<Peer> peers);
   ~NcclWorld();
 
   // Splits off communicators, one for each of the local devices: those of a color
@@ -34,7 +34,7 @@ class NcclWorld : public std::enable_shared_from_this<NcclWorld> {
   ErrorOr<std::vector<nccl::Comm>> Split(const std::vector<int>& colors,
                                          const std::vector<int>& keys,
                                          const NcclSettings& settings,
-                                         const NcclPatience& patience);
+                                         NcclPatience patience);
 
   // Shared by its communicators, which fail together.
   const std::shared_ptr<WorldHealth>& health() const { return health_; }

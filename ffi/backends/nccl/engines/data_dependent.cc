@@ -1,9 +1,7 @@
 #include "ffi/backends/nccl/engines/data_dependent.h"
 
-#include <thread>
+#include <limits>
 #include <vector>
-
-#include "ffi/backends/nccl/failure/device_stop.h"
 
 namespace jaxcomm {
 namespace {
@@ -81,17 +79,11 @@ Status DataDependent::GiveNumbers(const Call& call, LocalRank& rank,
 
 Status DataDependent::Wait(const Call& call, const LocalRank& rank,
                            cuda::Stream stream) {
-  const NcclLibrary& library = parts_.library;
-  CurrentContext current(library.cuda, rank.facts.context);
-  cuda::Result result = cuda::kNotReady;
-  while (result == cuda::kNotReady) {
-    std::this_thread::yield();
-    result = library.cuda.StreamQuery(stream);
-    // After the stream was asked: what is aborted comes to an end as well.
-    const Status refusal = parts_.health.Refusal();
-    if (refusal.failure()) return parts_.health.FailCall(call, rank.facts, refusal);
-  }
-  const Status status = library.Check(result, "waiting for offsets and sizes");
+  CurrentContext current(parts_.library.cuda, rank.facts.context);
+  constexpr double kForever = std::numeric_limits<double>::infinity();
+  const Status status =
+      WaitForStream(parts_.library, stream, parts_.health.WhileWell({kForever}),
+                    "waiting for offsets and sizes");
   return status.success() ? status : parts_.health.FailCall(call, rank.facts, status);
 }
 

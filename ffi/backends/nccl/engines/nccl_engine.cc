@@ -42,8 +42,7 @@ Status NcclEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& ra
   return OkStatus();
 }
 
-std::string NcclEngine::Register(SymmetricMemory& memory,
-                                 const NcclPatience& patience) {
+std::string NcclEngine::Register(SymmetricMemory& memory) {
   const uint64_t segment = memory.segment();
   std::string how;
   std::vector<LocalRank*> asking;
@@ -72,8 +71,7 @@ std::string NcclEngine::Register(SymmetricMemory& memory,
       });
   if (status.success()) status = std::move(ended);
   if (status.success()) {
-    const auto interrupted = [this] { return parts_.health.failed(); };
-    status = WaitUntilReady(parts_.library, comms, {patience.seconds, interrupted},
+    status = WaitUntilReady(parts_.library, comms, parts_.comms.patience(),
                             "ncclCommWindowRegister");
   }
   for (size_t i = 0; i < asking.size(); ++i) {

@@ -29,7 +29,7 @@ class NcclEngine final : public Engine {
   // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
   // every process of the communicator calls it. Returns how it is registered, or why
   // NCCL refused, which is no error.
-  std::string Register(SymmetricMemory& memory, const NcclPatience& patience);
+  std::string Register(SymmetricMemory& memory);
   void Deregister(uint64_t segment);
   // Deregisters all. Requires that nobody calls.
   void ReleaseWindows();

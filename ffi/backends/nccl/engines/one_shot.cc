@@ -3,15 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/base/keep_forever.h"
 #include "ffi/core/hash.h"
@@ -27,7 +26,7 @@ constexpr unsigned kThreads = 256;
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
 // How long the end waits for sums that streams have.
-constexpr auto kGrace = std::chrono::seconds(10);
+constexpr double kGraceSeconds = 10;
 
 uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_id")); }
 
@@ -203,15 +202,13 @@ Status OneShot::WaitForLast(RankState& state, cuda::Stream stream) {
 }
 
 bool OneShot::IsIdleSoon() {
-  const auto end = std::chrono::steady_clock::now() + kGrace;
-  for (RankState& state : ranks_) {
+  const auto is_idle = [this](const RankState& state) {
     CurrentContext current(library_.cuda, state.facts.context);
-    while (MayRun(state)) {
-      if (std::chrono::steady_clock::now() > end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-  return true;
+    return !MayRun(state);
+  };
+  return Wait({kGraceSeconds}, "",
+              [&] { return std::all_of(ranks_.begin(), ranks_.end(), is_idle); })
+      .success();
 }
 
 void OneShot::Leave() {

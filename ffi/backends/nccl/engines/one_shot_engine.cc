@@ -48,15 +48,14 @@ Status OneShotEngine::ExchangeInfo(const std::vector<LocalRank*>& ranks) {
                                 sums_->own_info(place), kBytes,
                                 rank->split_phase.stream()));
   }
-  RETURN_IF_ERROR(comms.InGroup(
-      "first use", comms.patience(), [&](LocalRank& rank, nccl::Comm comm) {
-        const size_t place = rank.facts.place;
-        if (!sums_->NeedsPeerInfo(place)) return nccl::kSuccess;
-        return library.nccl.AllGather(
-            reinterpret_cast<void*>(comms.scratch(place)),
-            reinterpret_cast<void*>(comms.scratch(place) + kArriveAt), kBytes,
-            nccl::Type::kInt8, comm, rank.split_phase.stream());
-      }));
+  RETURN_IF_ERROR(comms.InGroup("first use", [&](LocalRank& rank, nccl::Comm comm) {
+    const size_t place = rank.facts.place;
+    if (!sums_->NeedsPeerInfo(place)) return nccl::kSuccess;
+    return library.nccl.AllGather(
+        reinterpret_cast<void*>(comms.scratch(place)),
+        reinterpret_cast<void*>(comms.scratch(place) + kArriveAt), kBytes,
+        nccl::Type::kInt8, comm, rank.split_phase.stream());
+  }));
   for (const LocalRank* rank : ranks) {
     const size_t place = rank->facts.place;
     CurrentContext current(library.cuda, rank->facts.context);

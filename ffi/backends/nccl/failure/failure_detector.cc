@@ -1,12 +1,12 @@
 #include "ffi/backends/nccl/failure/failure_detector.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "ffi/backends/nccl/engines/engine.h"
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/queue/local_rank.h"
 
 namespace jaxcomm {
@@ -57,6 +57,7 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
 
 std::string FailureDetector::LostPeers() const {
   std::string lost;
+  if (spec_.processes.empty()) return lost;
   const std::vector<int> gone = world_.gone();
   for (const auto& mine : ranks_) {
     const std::vector<int>& processes = spec_.processes[mine->facts.group];
@@ -72,18 +73,17 @@ std::string FailureDetector::LostPeers() const {
 }
 
 std::string FailureDetector::LostPeersSoon() const {
-  if (!world_.sees_peers() || spec_.processes.empty()) return "";
-  const auto end = Clock::now() + kWaitForPeerExitAfterNcclError;
-  std::string lost = LostPeers();
-  while (lost.empty() && Clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::string lost;
+  if (!world_.sees_peers() || spec_.processes.empty()) return lost;
+  (void)Wait({kWaitForPeerExitAfterNcclError.count() * 1e-3}, "", [&] {
     lost = LostPeers();
-  }
+    return !lost.empty();
+  });
   return lost;
 }
 
 FailureDetector::Finding FailureDetector::LookForPeers() {
-  if (!world_.any_gone() || spec_.processes.empty()) return {};
+  if (!world_.any_gone()) return {};
   const std::string lost = LostPeers();
   if (lost.empty()) return {};
   if (peer_lost_ == Clock::time_point()) peer_lost_ = Clock::now();

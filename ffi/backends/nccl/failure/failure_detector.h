@@ -41,13 +41,14 @@ class FailureDetector {
   // After an error of NCCL's, which does not say whose end it may come from: the ended
   // processes that it needs, "process 1 (rank 1)". Waits a moment for there to be one.
   std::string LostPeersSoon() const;
+  // The ended processes that it needs, "" if none has.
+  std::string LostPeers() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
   Finding LookForPeers();
   Finding LookAt(LocalRank& rank);
-  std::string LostPeers() const;
 
   const CommunicatorSpec& spec_;
   const WorldHealth& world_;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/engines/engine.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/core/last_resort.h"
 #include "ffi/flight/flight_dump.h"
@@ -118,9 +119,13 @@ Status Health::failure() const {
   return failure_;
 }
 
-Status Health::Refusal() const {
+Status Health::Broken() const {
   if (failed()) return failure();
-  if (DevicesAreStopped()) return DevicesStoppedError();
+  return DevicesAreStopped() ? DevicesStoppedError() : OkStatus();
+}
+
+Status Health::Refusal() const {
+  if (Status broken = Broken(); broken.failure()) return broken;
   if (state() != State::kSuspended) return OkStatus();
   return FailedPrecondition(
       "the communicator is suspended; call its resume() in every process first");
@@ -129,6 +134,15 @@ Status Health::Refusal() const {
 void Health::SetSuspended(bool is_suspended) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!failed()) state_ = is_suspended ? State::kSuspended : State::kLive;
+}
+
+NcclPatience Health::WhileWell(NcclPatience patience) const {
+  patience.refusal = [this] { return Broken(); };
+  patience.lost_peers = [this]() -> std::string {
+    // What others are at may do without the process, and would be stopped.
+    return policy_.world->any_gone() && !IsAnyBusy() ? detector_.LostPeers() : "";
+  };
+  return patience;
 }
 
 bool Health::is_busy() const { return AreBusy(ranks_); }
@@ -158,13 +172,13 @@ std::optional<OnFailure> Health::Strictest(const All& all) {
 }
 
 std::optional<OnFailure> Health::StrictestSoon(const All& all) {
-  const auto end = Clock::now() + FailureDetector::kDrainAfterPeerExit;
-  while (true) {
+  std::optional<OnFailure> found;
+  (void)Wait({FailureDetector::kDrainAfterPeerExit.count() * 1e-3}, "", [&] {
     for (const auto& each : all) Refresh(each->ranks_);
-    const std::optional<OnFailure> found = Strictest(all);
-    if (!found.has_value() || Clock::now() > end) return found;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+    found = Strictest(all);
+    return !found.has_value();
+  });
+  return found;
 }
 
 double Health::poll_seconds() const {
@@ -255,10 +269,12 @@ void Health::Fail(const Status& reason, bool names_a_call, const char* dump,
       StopDevices(text, WorthWaitingFor(reason),
                   std::chrono::duration<double>(spec_.timeout_seconds));
     }
-    for (const auto& each : failing) {
-      each->AbortElsewhere(how == OnFailure::kRaise ? Ends::kThreadsInNccl
-                                                    : Ends::kPoisoned);
-    }
+  }
+  for (const auto& each : failing) {
+    each->AbortElsewhere(how == OnFailure::kPoison ? Ends::kPoisoned
+                                                   : Ends::kThreadsInNccl);
+  }
+  if (how.has_value()) {
     if (dump != nullptr) DumpFlightRecords(dump);
     for (const auto& each : failing) {
       for (const auto& rank : each->ranks_) rank->queue.Fail();
@@ -276,11 +292,6 @@ void Health::RefuseInEngines() {
   for (Engine* engine : engines_) engine->Refuse(failure());
 }
 
-void Health::FailStuck(const Status& reason) {
-  Fail(reason);
-  AbortElsewhere(Ends::kUnused);
-}
-
 bool Health::is_of_one_process() const {
   return std::all_of(
       spec_.processes.begin(), spec_.processes.end(), [](const auto& of_group) {
@@ -294,6 +305,10 @@ std::set<int64_t> Health::WorthWaitingFor(const Status& reason) const {
   // Else what waits for the late one may leave with what is no result.
   if (!is_of_one_process() || poison_ != nullptr) return {};
   return Late(ranks_);
+}
+
+void Health::FailAllElsewhere(const std::string& reason) {
+  for (const auto& each : Live::Get().all()) each->FailElsewhere(reason);
 }
 
 void Health::FailElsewhere(const std::string& reason) {
@@ -336,18 +351,15 @@ Status Health::FailBy(const Call& call, const RankFacts& rank, const Status& sta
 }
 
 void Health::Close(const Status& reason) {
-  const auto begin = Clock::now();
-  const auto may_wait = [&](double seconds) {
-    const double limit = std::min(seconds, spec_.timeout_seconds);
-    return Clock::now() - begin < std::chrono::duration<double>(limit);
+  const auto is_idle = [this] { return !Poll() || !HaveWork(ranks_); };
+  const auto streams_are_idle = [&] {
+    return is_idle() || std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) {
+             return rank->queue.size() == 0;
+           });
   };
-  const auto streams_have_work = [this] {
-    return std::any_of(ranks_.begin(), ranks_.end(),
-                       [](const auto& rank) { return rank->queue.size() > 0; });
-  };
-  while (Poll() && HaveWork(ranks_) &&
-         may_wait(streams_have_work() ? kCloseSeconds : kGiveSeconds)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const double most = spec_.timeout_seconds;
+  if (Wait({std::min(kGiveSeconds, most)}, "", is_idle).failure()) {
+    (void)Wait({std::min(kCloseSeconds, most)}, "", streams_are_idle);
   }
   if (!failed() && HaveWork(ranks_)) {
     Fail(reason, /*names_a_call=*/true, /*dump=*/nullptr, /*is_closing=*/true);
@@ -360,11 +372,15 @@ void Health::Close(const Status& reason) {
   Unwatch(*this);
 }
 
+bool Health::IsInNccl(const LocalRank& rank) const {
+  return in_nccl_.load() > 0 || rank.queue.giving.load() > 0;
+}
+
 void Health::AbortElsewhere(Ends what) {
   const std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
   for (const auto& rank : ranks_) {
-    if (what == Ends::kThreadsInNccl && rank->queue.giving.load() == 0) continue;
+    if (what == Ends::kThreadsInNccl && !IsInNccl(*rank)) continue;
     // The owner goes with the function, and may end there.
     const Status started = StartDetached(
         [this, owner, what, each = rank.get()] { AbortRank(*each, what); });
@@ -383,7 +399,7 @@ void Health::AbortRank(LocalRank& rank, Ends what) {
   }
   // An aborted operation would let a stream go on.
   WaitForDeviceStop();
-  if (what == Ends::kThreadsInNccl && rank.queue.giving.load() == 0) return;
+  if (what == Ends::kThreadsInNccl && !IsInNccl(rank)) return;
   // NCCL ends what runs, and then waits for the graphs that refer to the communicator,
   // which XLA keeps for as long as their programs.
   std::optional<LastResort> end;

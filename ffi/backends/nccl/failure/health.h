@@ -31,6 +31,7 @@
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/failure_detector.h"
 #include "ffi/backends/nccl/failure/poison.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/failure/world_health.h"
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
@@ -78,6 +79,8 @@ class Health final : public Watched {
   // Whether it refuses every call from now on.
   bool failed() const { return state() >= State::kStopping; }
   Status failure() const;
+  // Why nothing can come to its end: it has failed, or the devices are stopped.
+  Status Broken() const;
   // Why a call is refused now; OkStatus() if it is not.
   Status Refusal() const;
   void SetSuspended(bool is_suspended);
@@ -94,15 +97,36 @@ class Health final : public Watched {
   Status FailCall(const Call& call, const RankFacts& rank, const Status& status);
   // Likewise, and always fails the communicator.
   Status FailBy(const Call& call, const RankFacts& rank, const Status& status);
-  // Fails it because of what hangs in NCCL before a program uses it, and aborts that.
-  void FailStuck(const Status& reason);
-  // Fails it because another process says that something failed there.
-  void FailElsewhere(const std::string& reason);
+  // Fails all as written above. `names_a_call`: whether the reason does, as the text of
+  // an error must. `dump`: the reason of the flight record that is written if something
+  // was in flight; null: none. `is_closing`: the process goes on, since a process that
+  // closes what it has before it ends keeps its status.
+  void Fail(const Status& reason, bool names_a_call = true, const char* dump = nullptr,
+            bool is_closing = false);
+  // Fails those that span processes because another process says that something failed
+  // there. Also those that are being made.
+  static void FailAllElsewhere(const std::string& reason);
   // Has all communicators of a world refuse calls, and ends nothing. Returns whether a
   // device is at an operation of one.
   static bool RefuseAllOf(const WorldHealth& world, const Status& reason);
   // Refuses calls, and waits for those in flight. What does not end fails.
   void Close(const Status& reason);
+
+  // Counts a thread that calls NCCL for other than a program, before it looks whether
+  // this has failed. A failure aborts what keeps it.
+  class InNccl {
+   public:
+    explicit InNccl(Health& health) : health_(health) { ++health_.in_nccl_; }
+    ~InNccl() { --health_.in_nccl_; }
+    InNccl(const InNccl&) = delete;
+    InNccl& operator=(const InNccl&) = delete;
+
+   private:
+    Health& health_;
+  };
+
+  // Adds to a patience what else ends it: the end of this, or of a process it needs.
+  NcclPatience WhileWell(NcclPatience patience) const;
 
   // Whether a device may be at an operation of any communicator of this process.
   static bool IsAnyBusy();
@@ -124,24 +148,21 @@ class Health final : public Watched {
   bool is_of_one_process() const;
   // The devices, by ordinal, that a stop waits for after a failure.
   std::set<int64_t> WorthWaitingFor(const Status& reason) const;
-  // Refuses calls from now on. `names_a_call`: whether the reason does, as the text of
-  // an error must. Returns false if it refused them before.
+  // Refuses calls from now on. Returns false if it refused them before.
   bool Refuse(State state, const Status& reason, bool names_a_call);
   bool SetFailed(const Status& reason, bool names_a_call);
-  // Fails all as written above. `dump`: the reason of the flight record that is written
-  // if something was in flight; null: none. `is_closing`: the process goes on, since a
-  // process that closes what it has before it ends keeps its status.
-  void Fail(const Status& reason, bool names_a_call = true, const char* dump = nullptr,
-            bool is_closing = false);
+  void FailElsewhere(const std::string& reason);
   // Returns the error of a call to a communicator that has failed.
   Status FailureOf(const Call& call, const RankFacts& rank) const;
   void RefuseInEngines();
   // What an abort is for, and so what it waits for first.
   enum class Ends {
-    kUnused,         // what hangs in NCCL before a program uses it
-    kPoisoned,       // operations whose results are poisoned, in all processes
-    kThreadsInNccl,  // what keeps threads inside NCCL, once the devices are stopped
+    kPoisoned,  // operations whose results are poisoned, in all processes
+    // What keeps threads inside NCCL: nothing was in flight, or once the devices are
+    // stopped.
+    kThreadsInNccl,
   };
+  bool IsInNccl(const LocalRank& rank) const;
   void AbortElsewhere(Ends what);
   void AbortRank(LocalRank& rank, Ends what);
 
@@ -157,6 +178,7 @@ class Health final : public Watched {
   std::unique_ptr<Poison> poison_;
 
   std::atomic<State> state_{State::kLive};
+  std::atomic<int> in_nccl_{0};
   mutable std::mutex mutex_;
   Status failure_ = OkStatus();     // under `mutex_`
   bool failure_names_call_ = true;  // likewise

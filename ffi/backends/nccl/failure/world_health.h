@@ -5,8 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <string>
 #include <vector>
 
+#include "ffi/base/status.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {
@@ -28,6 +30,14 @@ class WorldHealth {
   std::vector<int> gone() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return gone_;
+  }
+  // "process 1, process 3"
+  std::string gone_text() const {
+    std::string text;
+    for (int process : gone()) {
+      text += StrCat(text.empty() ? "" : ", ", "process ", process);
+    }
+    return text;
   }
   void AddGone(int process) {
     {

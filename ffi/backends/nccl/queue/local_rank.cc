@@ -1,9 +1,7 @@
 #include "ffi/backends/nccl/queue/local_rank.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
-#include <thread>
 
 namespace jaxcomm {
 
@@ -73,24 +71,21 @@ std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec
   return "";
 }
 
-std::vector<std::unique_lock<std::timed_mutex>> LockAll(const LocalRanks& ranks,
-                                                        const Health& health,
-                                                        bool wait_until_idle) {
-  std::vector<std::unique_lock<std::timed_mutex>> locks;
-  while (true) {
+ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
+                             bool wait_until_idle) {
+  LaunchLocks locks;
+  RETURN_IF_ERROR(Wait(patience, "waiting for calls of other threads", [&] {
     bool has_all = true;
     for (const auto& rank : ranks) {
       locks.emplace_back(rank->queue.launching, std::try_to_lock);
       has_all = has_all && locks.back().owns_lock();
       rank->queue.Refresh();
     }
-    if (health.failed() ||
-        (has_all && (!wait_until_idle || CountInFlight(ranks) == 0))) {
-      return locks;
-    }
-    locks.clear();
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  }
+    has_all = has_all && (!wait_until_idle || CountInFlight(ranks) == 0);
+    if (!has_all) locks.clear();
+    return has_all;
+  }));
+  return locks;
 }
 
 CommunicatorStats StatsOf(const LocalRanks& ranks) {

@@ -67,10 +67,10 @@ std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec
 
 // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
 // may need one rank to go on before another. With `wait_until_idle`, nothing is in
-// flight then. Returns fewer locks if the communicator fails.
-std::vector<std::unique_lock<std::timed_mutex>> LockAll(const LocalRanks& ranks,
-                                                        const Health& health,
-                                                        bool wait_until_idle);
+// flight then.
+using LaunchLocks = std::vector<std::unique_lock<std::timed_mutex>>;
+ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
+                             bool wait_until_idle);
 
 // Returns the figures that come from the ranks alone.
 CommunicatorStats StatsOf(const LocalRanks& ranks);

@@ -1,0 +1,116 @@
+// Tests what ends the waits of a communicator that is being made, before its timeout.
+#include <functional>
+#include <thread>
+
+#include "tests/ffi/nccl_ranks.h"
+
+namespace jaxcomm::testing {
+namespace {
+
+// What does not come to its end: a call that does not return, or what it started.
+struct Stuck {
+  const char* function;
+  bool returns;
+};
+constexpr Stuck kFirstUse[] = {
+    {"ncclSend", false}, {"ncclAllReduce", false}, {"ncclAllReduce", true}};
+
+void Plan(const Stuck& stuck) {
+  TheFake().clear_trace();
+  stuck.returns ? TheFake().hang(stuck.function, 0)
+                : TheFake().connect(stuck.function, 0);
+}
+
+// Calls body(), and meanwhile() on another thread once it is stuck.
+template <typename Body>
+Status While(const Stuck& stuck, const std::function<void()>& meanwhile,
+             const Body& body) {
+  Plan(stuck);
+  std::thread other([&] {
+    CHECK_TRUE(Until([&] { return Count(stuck.function) > 0; }));
+    LetOthersRun();
+    meanwhile();
+  });
+  const Status status = body();
+  other.join();
+  return status;
+}
+
+// Two devices of this process, of which the second counts as that of another one.
+struct WithPeer {
+  ErrorOr<std::shared_ptr<NcclWorld>> MakeWorld() {
+    const nccl::UniqueId id = NewId();
+    return NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
+                             {id.internal, sizeof(id.internal)}, {}, patience,
+                             {PeerOf(peer.pid(), 1)});
+  }
+  Status Make(std::shared_ptr<NcclWorld> world) {
+    CommunicatorSpec spec = Spec({{100, 101}}, kHangSeconds);
+    spec.platform = "gpu";
+    spec.processes = {{0, 1}};
+    const NcclSpec how{std::move(world), {}, patience, {}, OnFailure::kPoison};
+    const auto made = MakeNcclCommunicator(std::move(spec), how);
+    return made.has_error() ? made.error() : OkStatus();
+  }
+
+  Child peer;
+  NcclPatience patience{kHangSeconds};
+};
+
+TEST(a_process_that_ends_while_ranks_connect_is_noticed_at_once) {
+  for (const Stuck& stuck : kFirstUse) {
+    WithPeer with;
+    const auto world = Must(with.MakeWorld());
+    const Status status =
+        While(stuck, [&] { with.peer.Kill(); }, [&] { return with.Make(world); });
+    CHECK_FAILS(status, "process 1 (rank 1) has ended");
+  }
+}
+
+TEST(a_process_that_ends_while_all_split_is_noticed_at_once) {
+  WithPeer with;
+  const auto world = Must(with.MakeWorld());
+  const Status status = While(
+      {"ncclCommSplit", true}, [&] { with.peer.Kill(); },
+      [&] { return with.Make(world); });
+  CHECK_FAILS(status, "ncclCommSplit is not done, and process 1 has ended");
+  CHECK_TRUE(world->is_broken());
+}
+
+TEST(a_process_that_ends_while_all_join_is_noticed_at_once) {
+  WithPeer with;
+  const Status status = While(
+      {"ncclCommInitRankConfig", true}, [&] { with.peer.Kill(); },
+      [&] {
+        const auto world = with.MakeWorld();
+        return world.has_error() ? world.error() : OkStatus();
+      });
+  CHECK_FAILS(status, "ncclCommInitRankConfig is not done, and process 1 has ended");
+}
+
+TEST(an_interrupt_ends_the_wait_for_ranks_that_connect) {
+  WithPeer with;
+  Event pressed;
+  with.patience.interrupted = [&] { return pressed.is_set(); };
+  const auto world = Must(with.MakeWorld());
+  // What does not return keeps the only thread that Python tells.
+  const Status status = While(
+      {"ncclAllReduce", true}, [&] { pressed.Set(); },
+      [&] { return with.Make(world); });
+  CHECK_FAILS(status, "interrupted");
+}
+
+// As the store or the launcher tells, of any host.
+TEST(a_failure_elsewhere_ends_the_wait_for_ranks_that_connect) {
+  for (const Stuck& stuck : kFirstUse) {
+    WithPeer with;
+    const auto world = Must(with.MakeWorld());
+    const Status status = While(
+        stuck, [] { Health::FailAllElsewhere("process 7 failed first"); },
+        [&] { return with.Make(world); });
+    CHECK_FAILS(status, "process 7 failed first");
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm::testing
