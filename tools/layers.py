@@ -29,7 +29,7 @@ LEVELS = {folder: level for level, folders in enumerate(ORDER) for folder in fol
 # other.
 PACKAGE = ROOT / "jaxcomm"
 LAYERS = (
-    ("errors", "config", "_ffi", "machine"),
+    ("errors", "config", "_ffi", "machine", "own_file"),
     ("_built",),
     ("compat",),
     ("communicator",),

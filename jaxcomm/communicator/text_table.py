@@ -38,6 +38,20 @@ def as_html(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead>{row(columns, 'th')}</thead><tbody>{body}</tbody></table>"
 
 
+def plain(text: str) -> str:
+    r"""Return a text with escapes for what a terminal would act on, line ends too.
+
+    >>> print(plain("red is \x1b[31m"))
+    red is \x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 def size(count: float) -> str:
     """Return a number of bytes in powers of 1024, three digits.
 

@@ -24,15 +24,17 @@ class Merged:
       missing: processes of which there is no record.
       groups: every group of every communicator.
       findings: what is wrong, what began first first. Empty if nobody waits.
+      skipped: why files were left out, each sentence with the name of its file.
     """
 
     records: Mapping[int, ProcessRecord]
     missing: tuple[int, ...]
     groups: Sequence[Group]
     findings: Sequence[Finding]
+    skipped: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns processes, missing ones and findings in types that json writes."""
+        """Returns it without groups, in types that json writes."""
         return {
             "processes": {
                 str(process): {
@@ -44,6 +46,7 @@ class Merged:
                 for process, found in self.records.items()
             },
             "missing": list(self.missing),
+            "skipped": list(self.skipped),
             "findings": [dataclasses.asdict(found) for found in self.findings],
         }
 
@@ -81,6 +84,7 @@ class Merged:
         yield (
             f"flight records of {len(self.records)} of {expected} processes ({listed})"
         )
+        yield from (f"left out: {each}" for each in self.skipped)
         older, newer = self._strangers()
         if older is not None:
             yield (
@@ -151,37 +155,44 @@ class Merged:
 def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     """Compares flight records, one file of each process.
 
+    A file that is no flight record is left out, and named in ``skipped``.
+
     Args:
       paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote.
 
     Raises:
-      RecordError: a file is no flight record, or they are not of one job.
+      RecordError: no file is a flight record, or they are not of one job.
 
     Example:
       >>> merge_files(sorted(folder.glob("flight-record-*.json")))  # doctest: +SKIP
     """
-    paths = list(paths)
-    if not paths:
-        raise RecordError("no flight record was given")
-    path_of: dict[int, Any] = {}
+    path_of: dict[int, str] = {}
     records: dict[int, ProcessRecord] = {}
+    skipped: list[str] = []
     for path in paths:
-        found = record.load(path)
+        try:
+            found = record.load(path)
+        except RecordError as error:
+            skipped.append(str(error))
+            continue
+        name = table.plain(os.fspath(path))
         if found.process in records:
             raise RecordError(
-                f"{os.fspath(path_of[found.process])} and {os.fspath(path)} are both "
-                f"of process {found.process}; give one record of each process"
+                f"{path_of[found.process]} and {name} are both of process "
+                f"{found.process}; give one record of each process"
             )
         for process, other in records.items():
             if other.processes != found.processes:
                 raise RecordError(
-                    f"{os.fspath(path)} is of a job of {found.processes} processes and "
-                    f"{os.fspath(path_of[process])} of one of {other.processes}; give "
-                    f"the records of one job"
+                    f"{name} is of a job of {found.processes} processes and "
+                    f"{path_of[process]} of one of {other.processes}; give the records "
+                    f"of one job"
                 )
-        path_of[found.process] = path
+        path_of[found.process] = name
         records[found.process] = found
-    return merge(records.values())
+    if not records:
+        raise RecordError("; ".join(skipped) or "no flight record was given")
+    return dataclasses.replace(merge(records.values()), skipped=skipped)
 
 
 def merge(records: Iterable[ProcessRecord]) -> Merged:

@@ -17,6 +17,9 @@ The file is JSON::
 
 Times are in seconds, points in time since 1970; ``seconds`` is null for an operation
 that has not ended. Entries are ordered by the time they started.
+
+Anybody may have written a file. So the whole document is checked before it is used:
+types, ranges and sizes. Characters that a terminal would act on become escapes.
 """
 
 import dataclasses
@@ -27,7 +30,16 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from jaxcomm import own_file
+from jaxcomm.communicator import text_table as table
+
 VERSION = 1
+# 256 communicators with 1,024 entries each take about 110 MB.
+MOST_BYTES = 1 << 28
+# A table of those that left no record must fit into memory.
+MOST_PROCESSES = 1 << 20
+_MOST_NUMBER = 1 << 64
+_LONGEST_QUOTE = 80
 
 STARTED = "started"
 COMPLETED = "completed"
@@ -148,22 +160,31 @@ class ProcessRecord:
 
 
 def load(path: str | os.PathLike) -> ProcessRecord:
-    """Reads a file.
+    """Reads a file of this user.
 
     Raises:
       RecordError: it cannot be read, or is not a flight record.
     """
+    name = table.plain(os.fspath(path))
     try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+        return read(own_file.read(path, MOST_BYTES))
     except OSError as error:
-        raise RecordError(f"{os.fspath(path)}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{os.fspath(path)}: not JSON: {error}") from None
-    try:
-        return parse(document)
+        raise RecordError(f"{name}: {error.strerror}") from None
     except RecordError as error:
-        raise RecordError(f"{os.fspath(path)}: {error}") from None
+        raise RecordError(f"{name}: {error}") from None
+
+
+def read(content: bytes) -> ProcessRecord:
+    """Reads what is in a file.
+
+    Raises:
+      RecordError: it is not a flight record.
+    """
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON: {error}") from None
+    return parse(document)
 
 
 def parse(document: Any) -> ProcessRecord:
@@ -174,62 +195,91 @@ def parse(document: Any) -> ProcessRecord:
     """
     if not isinstance(document, dict) or "communicators" not in document:
         raise RecordError("not a flight record of jaxcomm")
-    if document.get("version") != VERSION:
+    if (version := document.get("version")) != VERSION:
         raise RecordError(
-            f"a flight record of version {document.get('version')}; this jaxcomm reads "
+            f"a flight record of version {_quoted(version)}; this jaxcomm reads "
             f"version {VERSION}"
         )
     try:
-        return _fill(
+        devices = _a(dict, document.get("devices", {}), "devices")
+        found = _fill(
             ProcessRecord,
             document,
-            communicators=tuple(map(_communicator, document["communicators"])),
+            communicators=tuple(map(_communicator, _list(document, "communicators"))),
             devices={
-                platform: tuple(map(int, ids))
-                for platform, ids in document.get("devices", {}).items()
+                table.plain(platform): _numbers(ids, "devices")
+                for platform, ids in devices.items()
             },
         )
-    except RecordError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise RecordError(f"a damaged flight record: {error!r}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise RecordError(f"a damaged flight record: {why}") from None
+    if not 0 <= found.process < found.processes <= MOST_PROCESSES:
+        raise RecordError(
+            f"a damaged flight record: process {found.process} of {found.processes}"
+        )
+    return found
 
 
 def _communicator(document):
-    groups = tuple(tuple(map(int, group)) for group in document["groups"])
-    entries = tuple(_fill(Entry, entry) for entry in document["entries"])
+    _a(dict, document, "a communicator")
+    groups = tuple(_numbers(group, "groups") for group in _list(document, "groups"))
+    entries = tuple(_fill(Entry, entry) for entry in _list(document, "entries"))
     for entry in entries:
         if entry.state not in _STATES:
-            raise RecordError(f"state {entry.state!r} is none of {_STATES}")
+            raise ValueError(f"state {_quoted(entry.state)} is none of {_STATES}")
         if not (
             0 <= entry.group < len(groups)
             and 0 <= entry.rank < len(groups[entry.group])
         ):
-            raise RecordError(
-                f"rank {entry.rank} of group {entry.group} is not in groups {groups}"
+            raise ValueError(
+                f"rank {entry.rank} of group {entry.group} is not in groups "
+                f"{_quoted(groups)}"
             )
     return _fill(CommunicatorRecord, document, groups=groups, entries=entries)
 
 
 def _fill(kind, document, **known):
+    _a(dict, document, kind.__name__)
     fields = {}
     for field in dataclasses.fields(kind):
         if field.name in known:
             fields[field.name] = known[field.name]
         elif field.name in document:
-            value = fields[field.name] = document[field.name]
-            if not _is_a(value, field.type):
-                raise TypeError(f"{field.name} is {value!r}")
+            fields[field.name] = _a(field.type, document[field.name], field.name)
         elif field.default is dataclasses.MISSING:
             raise KeyError(field.name)
     return kind(**fields)
 
 
+def _list(document, name) -> list:
+    return _a(list, document[name], name)
+
+
+def _numbers(values, name) -> tuple[int, ...]:
+    return tuple(_a(int, value, name) for value in _a(list, values, name))
+
+
+def _a(kind, value, name) -> Any:
+    """Returns a value that must be of a type, a text with escapes."""
+    if not _is_a(value, kind):
+        raise TypeError(f"{name} is {_quoted(value)}")
+    return table.plain(value) if isinstance(value, str) else value
+
+
 def _is_a(value, kind):
-    if kind is float:
-        # As far as there are dates; NaN compares false.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and abs(value) < 1e11
     if isinstance(kind, types.UnionType):
         return any(_is_a(value, each) for each in typing.get_args(kind))
-    return isinstance(value, kind) and not isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if kind is float:
+        # As far as there are dates; NaN compares false.
+        return isinstance(value, int | float) and abs(value) < 1e11
+    if kind is int:
+        return isinstance(value, int) and abs(value) < _MOST_NUMBER
+    return isinstance(value, kind)
+
+
+def _quoted(value):
+    text = table.plain(repr(value))
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."

@@ -65,7 +65,7 @@ def _merge(asked):
             perfetto.save(merged, asked.trace)
     except (OSError, ValueError) as error:
         return _refuse(error)
-    return 0
+    return _WRONG_USE if merged.skipped else 0
 
 
 def _check(asked):

@@ -1,0 +1,98 @@
+"""Files that diagnostics read are checked whole, whoever wrote them."""
+
+import json
+import os
+
+import hostile
+import pytest
+
+from jaxcomm import own_file
+from jaxcomm.diagnostics import perfetto, record
+from jaxcomm.diagnostics.flight_record import FlightRecord
+from jaxcomm.diagnostics.merge import merge, merge_files
+
+
+def test_a_flight_record_of_any_content_is_used_or_refused(job, pytestconfig):
+    job.did("0123", "psum").did("013", "psum", "started", run=2)
+    job.did("2", "pmax", "failed", axes="('j',)", run=2)
+    other = record.parse(job.document(1))
+
+    def use(content):
+        merged = merge([record.read(content), other])
+        assert hostile.is_plain(str(merged))
+        json.dumps(merged.to_json())
+        perfetto.save(merged, os.devnull)
+        assert hostile.is_plain(str(FlightRecord(content.decode())))
+
+    sample = json.dumps(job.document(0)).encode()
+    count = hostile.count(pytestconfig)
+    found = hostile.refused_cleanly(use, [sample], record.RecordError, count)
+    assert found["taken"] > count // 10
+
+
+def test_a_file_that_is_not_a_plain_file_of_ours_is_not_read(tmp_path, monkeypatch):
+    file, link, fifo = (tmp_path / name for name in ("file", "link", "fifo"))
+    file.write_bytes(b"four")
+    link.symlink_to(file)
+    os.mkfifo(fifo)
+    assert own_file.read(file, 4) == b"four"
+    for path, most, text in (
+        (file, 3, "larger than 3 bytes"),
+        (link, 4, "a symbolic link"),
+        (fifo, 4, "not a regular file"),
+        (tmp_path, 4, "not a regular file"),
+        (tmp_path / "none", 4, "No such file"),
+    ):
+        with pytest.raises(OSError, match=text) as caught:
+            own_file.read(path, most)
+        assert text in caught.value.strerror
+    if os.getuid():
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:  # root owns what it likes
+        os.chown(file, 12345, 0)
+    owner = file.stat().st_uid
+    with pytest.raises(PermissionError, match=f"to user {owner}. Copy it to read it"):
+        own_file.read(file, 4)
+
+
+def test_one_bad_file_is_named_and_the_rest_are_merged(job, tmp_path):
+    job.did("0123", "psum").did("01", "psum", "started", run=2)
+    first, second = job.write()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "half").write_bytes(first.read_bytes()[:200])
+    whole = merge_files([first, second])
+    found = merge_files([tmp_path / "fifo", first, tmp_path / "half", second])
+    assert (found.findings, whole.skipped) == (whole.findings, [])
+    assert [each.partition(": ")[2][:19] for each in found.skipped] == [
+        "it is not a regular",
+        "not JSON: Expecting",
+    ]
+    assert str(found).count("\nleft out: ") == len(found.to_json()["skipped"]) == 2
+    with pytest.raises(record.RecordError, match=r"regular file; .*half: not JSON"):
+        merge_files([tmp_path / "fifo", tmp_path / "half"])
+
+
+def test_escapes_of_a_record_reach_no_terminal_and_no_notebook(job):
+    job.did("01", "psum<b>").did("0", "psum", "started", run=2)
+    document = job.document(0) | {"reason": "\x1b[2J", "host": "<i>\u202e"}
+    document["communicators"][0] |= {"lane": "<u>\n", "axes": "<s>"}
+    merged = str(merge([record.parse(document)]))
+    assert r"(\x1b[2J: 0)" in merged
+    assert r"axes <s>, lane '<u>\\n'" in merged
+    drawn = FlightRecord(json.dumps(document))
+    assert r"<i>\u202e" in str(drawn)
+    shown = drawn._repr_html_()
+    for tag in ("<i>", "<b>", "<u>", "<s>"):
+        assert tag in str(drawn)
+        assert tag not in shown
+        assert tag.replace("<", "&lt;").replace(">", "&gt;") in shown
+
+
+def test_numbers_of_a_record_are_in_range(job):
+    document = job.did("01", "psum").document(0)
+    for change in (
+        {"processes": 2_000_000_000}, {"process": 2}, {"process": -1}, {"pid": 1 << 64},
+        {"host": 7}, {"devices": {"cpu": "12"}}, {"devices": [1]}, {"time": 1e12},
+    ):  # fmt: skip
+        with pytest.raises(record.RecordError, match="a damaged flight record: "):
+            record.parse(document | change)
