@@ -38,8 +38,7 @@ def _attend(call: AttentionCall, inputs: Inputs, sinks, is_right):
       sinks: (N,) in the dtype of sums, or None.
       is_right: bool scalar, whether this rank holds the tokens that its layout says, or
         None if it does. Otherwise results and gradients are NaN here, and on each rank
-        that sees a key of this one. Tokens that are padding by their segment ids may
-        give 0.
+        that sees a key of this one.
 
     Returns:
       (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
@@ -71,9 +70,13 @@ def _all_see_themselves(call: AttentionCall, out) -> bool:
     """Say whether results of wrong tokens are NaN without a pass over each.
 
     A query sees its own key, which is NaN then; and a key's weights are NaN if the
-    log-sum-exp is. Not of padding, which sees nothing.
+    log-sum-exp is. That is not so of padding of the layout, which sees nothing, where a
+    bias may hide the own key, and where dropout may leave out all that see a value. Of
+    segment ids see ``Inputs.poisoned``.
     """
-    return call.is_self and call.mask.query_length == call.size * out.shape[1]
+    is_whole = call.mask.query_length == call.size * out.shape[1]
+    hides = call.bias_dtype is not None or call.hop.dropout_rate
+    return call.is_self and is_whole and not hides
 
 
 @promotes_ranks

@@ -15,6 +15,7 @@ from split import sharded
 import jaxcomm
 from jaxcomm.attention import document_layout, relayout
 from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.strategies.ulysses import Ulysses
 
 LENGTH, SIZE = 24, 4
 ZIGZAG, STRIPED, PLAIN = (
@@ -107,10 +108,9 @@ def test_the_host_backend_raises_and_says_which_token(layout, mistakes):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ring", "all_gather"])
-def test_where_nothing_can_raise_all_is_nan(strategy):
+def test_where_nothing_can_raise_all_is_nan():
     layout, mistakes = MISTAKES[0]
-    program = attend("xla", strategy=strategy)
+    program = attend("xla")
 
     @jax.jit
     def results(x, tokens):
@@ -120,6 +120,64 @@ def test_where_nothing_can_raise_all_is_nan(strategy):
     for batch, _ in mistakes:
         assert all(jnp.isnan(x).all() for x in results(*batch))
     assert all(jnp.isfinite(x).all() for x in results(*layout.reorder(X)))
+
+
+HIDDEN = np.ones((1, 2, LENGTH, LENGTH), bool)
+HIDDEN[:, :, 12:18, 12:18] = False  # All that rank 2 has from itself.
+PADDED = np.where(np.arange(LENGTH) // 6 == 2, -1, 0).astype(np.int32)[None]
+# What may keep a query from its own key, or all from a value. The second has all that
+# may not, as well.
+HIDING: dict[str, dict] = {
+    "mask": {"mask": HIDDEN},
+    "documents": {
+        "local_window_size": 0,
+        "logits_soft_cap": 1e-3,
+        "alibi_slopes": np.array([1e3, -np.inf], np.float32),
+        "sinks": np.array([1e6, -np.inf], np.float32),
+    },
+    "dropout": {
+        "local_window_size": 0,
+        "dropout_rate": 0.9,
+        "dropout_key": np.zeros(2, np.uint32),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("hiding", "strategy"),
+    [
+        ("mask", "ring"),
+        ("dropout", "all_gather"),
+        *(("documents", x) for x in ("ring", "all_gather", "halo", Ulysses(2))),
+    ],
+    ids=str,
+)
+def test_no_option_hides_that_tokens_are_out_of_place(hiding, strategy):
+    options = dict(HIDING[hiding])
+    mask, split = options.pop("mask", None), jax.P(None, "context")
+
+    def local(x, tokens, mask):
+        return jaxcomm.ring_attention(
+            *x, "context", tokens, mask=mask, backend="xla", strategy=strategy,
+            return_residual=True, **options,
+        )  # fmt: skip
+
+    specs = split, split, jax.P(None, None, "context")
+    program = sharded(local, SIZE, specs, split)
+    ids = PADDED if hiding == "documents" else None
+    x, tokens = PLAIN.reorder([X] * 3, segment_ids=ids)
+    positions = NATURAL.copy()
+    positions[0, [12, 13]] = 13, 12
+
+    @jax.jit
+    def results(x, positions):
+        of = dataclasses.replace(tokens, positions=positions)
+        (out, lse), transpose = jax.vjp(lambda x: program(x, of, mask), x)
+        return out, lse, *transpose((jnp.ones_like(out), jnp.ones_like(lse)))[0]
+
+    for found in results(x, positions):
+        assert jnp.isnan(found[:, 12:18]).all()
+    assert not any(jnp.isnan(found[..., 0]).all() for found in results(x, NATURAL))
 
 
 def test_one_misplaced_rank_or_token_spoils_what_sees_its_keys():

@@ -119,8 +119,9 @@ class PackedRing:
         if not self.ring.last:
             rank = 0 if call.size == 1 else call.rank()
             at = inputs.query_layout.positions_of(rank)
-            own, is_right = Pieces.of(Coordinates(at, inputs.query_ids), most)
-            way = self.ways.found(_OWN, is_right)
+            own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
+            is_held = inputs.is_right
+            way = self.ways.found(_OWN, serves, None if is_held is None else ~is_held)
             return Found(way, _Packed(sequences.of_own(own, batch_tokens)))
         pieced = Pieced.of(call, inputs, most)
         size, rank, tokens = call.size, call.rank(), self.shape[1]

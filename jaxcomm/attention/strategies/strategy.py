@@ -16,6 +16,8 @@ from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.primitives.call import Scope
 
 KEPT = "jaxcomm_attention"
+# An id that others hardly have.
+_NO_DOCUMENT = jnp.iinfo(jnp.int32).max
 
 
 def keep(tree):
@@ -104,9 +106,24 @@ class Inputs(NamedTuple):
     is_right: Any = None
 
     def poisoned(self) -> "Inputs":
-        """Return inputs of which wrong tokens make results NaN, where they are seen."""
-        key = poison_unless(self.is_right, self.key)
-        return self._replace(key=key, is_right=None)
+        """Return inputs of which wrong tokens make results NaN, where they are seen.
+
+        Nothing of wrong tokens is padding by its segment ids: each sees its own key.
+        """
+        if self.is_right is None:
+            return self
+
+        def none_is_padding(ids):
+            if ids is None:
+                return None
+            return jnp.where(self.is_right | (ids >= 0), ids, _NO_DOCUMENT)
+
+        return self._replace(
+            key=poison_unless(self.is_right, self.key),
+            query_ids=none_is_padding(self.query_ids),
+            key_ids=none_is_padding(self.key_ids),
+            is_right=None,
+        )
 
 
 class Keys(NamedTuple):

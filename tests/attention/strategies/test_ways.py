@@ -139,18 +139,20 @@ def test_a_mapped_batch_goes_one_way():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "lengths"),
+    ("strategy", "lengths", "size"),
     [
-        ("ring", WHOLE),
-        ("ring", SOME),
-        ("ring", ALL),
-        ("halo", ALL),
-        ("all_gather", ALL),
+        # One rank has no hops, which look for all ranks.
+        ("ring", WHOLE, 1),
+        ("ring", WHOLE, SIZE),
+        ("ring", SOME, SIZE),
+        ("ring", ALL, SIZE),
+        ("halo", ALL, SIZE),
+        ("all_gather", ALL, SIZE),
     ],
 )
-def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths):
+def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths, size):
     arrays, _ = arrays_of()
-    layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
+    layout = jaxcomm.Layout("contiguous", size, TOKENS)
     (*arrays,), tokens = layout.reorder(tuple(arrays), segment_ids=ids_of(lengths))
     positions = tokens.positions.at[0, 25].add(1)
     window = (9, 0) if strategy == "halo" else None
@@ -162,7 +164,7 @@ def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths):
             implementation="flash", strategy=strategy, backend="xla",
         )  # fmt: skip
 
-    whole = split.sharded(local, SIZE, split.SPLIT)
+    whole = split.sharded(local, size, split.SPLIT)
 
     def loss(*arrays):
         return whole(positions, tokens.segment_ids, *arrays).astype(np.float32).sum()
