@@ -19,6 +19,7 @@ from jaxcomm.primitives.call import (
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.gathered import all_gather, emulate_groups, gathered
 from jaxcomm.primitives.request import Request, public
+from jaxcomm.primitives.rounded import rounded
 from jaxcomm.primitives.tree import add_rows, widen
 
 REDUCERS = {"sum": jnp.sum, "prod": jnp.prod, "max": jnp.max, "min": jnp.min}
@@ -111,7 +112,8 @@ def pmean(
     Arguments, result and errors are those of :func:`psum`; integers give floats, and
     groups must be of one size. NCCL multiplies float32 and float64 by one over the
     number of ranks before it adds them: where that is no power of two, last bits differ
-    from those of a sum that is divided. ``reproducible=True`` divides the sum.
+    from those of a sum that is divided. ``reproducible=True`` divides the sum, and
+    rounds once: bfloat16, float16 and float8 then travel as float32.
 
     Example:
       >>> f = jax.shard_map(
@@ -126,15 +128,43 @@ def pmean(
     is_plain = axis_index_groups is None and not reproducible
     if is_plain and _is_averaged(x, axis_name):
         return reduction("pmean", "mean", x, axis_name, *options).run()
-    total = reduction("pmean", "sum", x, axis_name, *options).run()
+    terms = jax.tree.map(_widened, x) if reproducible else x
+    total = reduction("pmean", "sum", terms, axis_name, *options).run()
     positional, axes = _split_axes("pmean", axis_name)
     # jax.lax divides by the size of the first group, whatever the others have.
     size = call_of("pmean", axes, axis_index_groups).group_size
 
     def divide(total, x):
-        return total / (size * math.prod(jnp.shape(x)[axis] for axis in positional))
+        count = size * math.prod(jnp.shape(x)[axis] for axis in positional)
+        if not reproducible:
+            return total / count
+        mean = _quotient(total, count)
+        return rounded(mean.astype(x.dtype)) if _is_narrow(x) else mean
 
     return jax.tree.map(divide, total, x)
+
+
+def _quotient(x, count: int):
+    """Divide, and round once: XLA would multiply floats by one over a constant."""
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x / count
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jax.lax.complex(_quotient(x.real, count), _quotient(x.imag, count))
+    # Not a constant to XLA, and NaN over NaN is NaN.
+    return x / jnp.where(jnp.isnan(x), x, jnp.full((), count, x.dtype))
+
+
+def _is_narrow(leaf) -> bool:
+    """Say whether a leaf is added in a wider type than its own."""
+    return hasattr(leaf, "dtype") and widen(leaf).dtype != leaf.dtype
+
+
+def _widened(leaf):
+    """Return a leaf in the type it is added in, so that the mean alone is rounded."""
+    if not _is_narrow(leaf):
+        return leaf
+    # What a rank sends: XLA would pass on what was before a rounding to 16 bits.
+    return widen(rounded(leaf) if compat.is_tracer(leaf) else leaf)
 
 
 @public

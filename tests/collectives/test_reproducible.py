@@ -37,6 +37,13 @@ def total(x):
     return tree(wide).astype(x.dtype)
 
 
+def averaged(x):
+    """Add by the tree and divide in float32, and round once."""
+    is_narrow = x.dtype.itemsize == 2 and x.dtype.kind != "i"
+    wide = tree(x.astype(np.float32) if is_narrow else x)
+    return (wide / wide.dtype.type(len(x))).astype(x.dtype)
+
+
 def spread(values, dtype, shape, seed=0):
     """Numbers of different sizes, the first of them -0: the order of a sum shows."""
     if np.dtype(dtype).kind == "i":
@@ -87,9 +94,43 @@ def test_sums_are_trees_on_every_number_of_ranks(
         expected = total(leaf)
         assert_bits(np.asarray(sums[name])[-1], expected, name)
         assert_bits(np.asarray(parts[name])[-1], expected[:7], f"part of {name}")
-        if name in means and ranks & (ranks - 1) == 0:
-            count = np.asarray(ranks, leaf.dtype)
-            assert_bits(np.asarray(means[name])[0], expected / count, f"mean {name}")
+        if name in means:
+            mean = averaged(leaf)
+            assert_bits(np.asarray(means[name])[0], mean, f"mean {name}")
+
+
+@pytest.mark.parametrize("backend", [None, pytest.param("xla", marks=alike)])
+def test_means_of_narrow_floats_are_rounded_once(stacked, mesh_of, backend):
+    """To the float64 mean, where the sum is exact; the sum may be beyond the type."""
+    rng = np.random.default_rng(0)
+    for ranks in (2, 7, 8):
+        x = {
+            # Eight bits each, of sizes so near that float32 adds them exactly.
+            dtype: (rng.integers(128, 256, (ranks, 501)) * top).astype(jnp.dtype(dtype))
+            for dtype, top in (("float16", 250.0), ("bfloat16", 0.01))
+        }
+
+        def program(x, groups=(range(ranks),)):
+            constant = np.full(3, 40_000, np.float16)
+            options = {"reproducible": True, "backend": backend}
+            return (
+                jaxcomm.pmean(x, "i", **options),
+                jaxcomm.pmean(x, "i", axis_index_groups=groups, **options),
+                jax.grad(lambda x: jaxcomm.pmean(x, "i", **options).sum())(
+                    x["float16"]
+                ),
+                jaxcomm.pmean(constant, "i", **options),
+            )
+
+        mesh = mesh_of((ranks,), ("i",))
+        *means, slope, constant = stacked(mesh, program, x, check_vma=False)
+        for found in means:
+            for dtype, leaf in x.items():
+                exact = leaf.astype(np.float64).mean(0).astype(leaf.dtype)
+                assert_bits(np.asarray(found[dtype])[-1], exact, f"{dtype} of {ranks}")
+        # Without check_vma every rank's loss counts: ranks times one over ranks.
+        np.testing.assert_array_equal(slope, np.ones((ranks, 501), np.float16))
+        np.testing.assert_array_equal(constant, np.float16(40_000))
 
 
 def test_gradients_are_summed_by_the_tree(values, mesh_of, model):
