@@ -9,6 +9,7 @@ a name, mend this folder.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.compat.needed import MODULES as MODULES
@@ -219,9 +220,15 @@ def register_types(primitive, rule) -> None:
 def register_batching(primitive, rule) -> None:
     """Register ``rule(axis_data, operands, dims, **params)`` for ``jax.vmap``.
 
-    ``axis_data`` has the ``name`` and ``size`` of the axis that is mapped.
+    ``axis_data`` has the ``name`` and ``size`` of the axis that is mapped. Operands are
+    arrays: JAX hands over a number of a program as it stands there, without a shape.
     """
-    _batching.fancy_primitive_batchers[primitive] = rule
+
+    def batch(axis_data, operands, dims, **params):
+        operands = [x if hasattr(x, "shape") else jnp.asarray(x) for x in operands]
+        return rule(axis_data, operands, dims, **params)
+
+    _batching.fancy_primitive_batchers[primitive] = batch
 
 
 def register_lowering(

@@ -1,5 +1,7 @@
 """Collectives under vmap, also over the axis that they communicate along."""
 
+import dataclasses
+
 import catalogue
 import jax
 import jax.numpy as jnp
@@ -115,3 +117,47 @@ def test_the_backward_pass_of_a_custom_vjp_knows_the_mapped_axis():
         jax.jit(jax.grad(loss(lib)))(jnp.arange(1.0, 3.0)) for lib in (jaxcomm, jax.lax)
     )
     np.testing.assert_array_equal(ours, lax)
+
+
+def test_a_python_number_in_a_jitted_function_is_an_operand_like_any_other(near):
+    """It comes to rules as it stands in the program: a number without a shape."""
+    takes_columns = {"psum_scatter", "pscatter", "ragged_all_to_all", "pcast"}
+    names = takes_columns | {"all_to_all", "pswapaxes"}
+    cases = {n: c for n, c in catalogue.FUNCTIONS.items() if n not in names}
+    for name in "all_gather", "pgather":  # along a dimension that numbers have
+        cases[name] = dataclasses.replace(cases[name], arguments=lambda choice: {})
+    twins = {n for n, c in cases.items() if c.twin}
+    choice = catalogue.fixed(4)
+
+    def program(lib, number, names=cases, **options):
+        def calls(x):
+            # The second leaf is traced: a psum of numbers alone is a number.
+            both = number, x
+            return {n: cases[n](lib, both, "v", choice, **options) for n in names}
+
+        def chosen(x):
+            return jax.lax.cond(
+                x.sum() > -1, calls, lambda x: jax.tree.map(jnp.zeros_like, calls(x)), x
+            )
+
+        def slope(x):
+            return jax.grad(lambda x: sum(map(jnp.sum, jax.tree.leaves(calls(x)))))(x)
+
+        each = jax.jit(calls), chosen, slope if lib is jaxcomm else calls
+        return lambda x: [call(x) for call in each]
+
+    pairs = [n for n in cases if cases[n].starts]
+    x = np.arange(4, dtype=np.float32)
+    found, expected, lax, halves = (
+        jax.jit(jax.vmap(run, axis_name="v"))(x)
+        for run in (
+            program(jaxcomm, 2.0),
+            program(jaxcomm, np.full((), 2.0, np.float32)),
+            program(jax.lax, 2.0, twins),
+            program(catalogue.SPLIT_PHASE, 2.0, pairs, after=False),
+        )
+    )
+    near(found, expected, ROUNDING)
+    for of_ours, of_lax, of_pairs in zip(found[:2], lax[:2], halves[:2], strict=True):
+        near({name: of_ours[name] for name in twins}, of_lax, ROUNDING)
+        near({name: of_ours[name] for name in of_pairs}, of_pairs, ROUNDING)

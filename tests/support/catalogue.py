@@ -216,7 +216,8 @@ class _SplitPhase:
         def call(x, *args, after=True, **options):
             handle = start(x, *args, **options)
             meanwhile = jax.tree.map(
-                lambda x: jnp.sin(x) if x.dtype == jnp.float32 else x == x, x
+                lambda x: jnp.sin(x) if jnp.result_type(x) == jnp.float32 else x == x,
+                x,
             )
             return handle.done(after=meanwhile if after else None)
 
