@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -133,7 +133,7 @@ class AllGather(Collective):
 
     def xla(self, xs, call, *, dimensions, tiled):
         return [
-            jax.lax.all_gather(
+            lax.all_gather(
                 x, call.axes, axis_index_groups=call.index_groups, axis=d, tiled=tiled
             )
             for x, d in zip(xs, dimensions, strict=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
-from jaxcomm.primitives import request
+from jaxcomm.primitives import lax, request
 from jaxcomm.primitives.call import (
     AxisIndexGroups,
     AxisName,
@@ -315,7 +315,7 @@ def reduction(
         # A constant is summed without communication; psum(1, axis) is the idiom for
         # the axis size and stays a Python number.
         return Request.ready(
-            ALL_REDUCE, call, jax.lax.psum(x, axes, axis_index_groups=groups)
+            ALL_REDUCE, call, lax.psum(x, axes, axis_index_groups=groups)
         )
     if call.index_groups is None and compat.checks_varying_axes():
         call = call.replace(to="invarying")
@@ -340,10 +340,10 @@ class AllReduce(Collective):
 
     def xla(self, xs, call, *, op):
         native = {
-            "sum": jax.lax.psum,
-            "max": jax.lax.pmax,
-            "min": jax.lax.pmin,
-            "mean": jax.lax.pmean,
+            "sum": lax.psum,
+            "max": lax.pmax,
+            "min": lax.pmin,
+            "mean": lax.pmean,
         }.get(op)
         by_gathering = super().xla
 

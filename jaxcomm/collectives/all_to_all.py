@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, Call, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -173,7 +173,7 @@ class AllToAll(Collective):
     def xla(self, xs, call, *, split_axes, concat_axes):
         groups = call.index_groups
         return [
-            jax.lax.all_to_all(
+            lax.all_to_all(
                 x, call.axes, split, concat, axis_index_groups=groups, tiled=True
             )
             for x, split, concat in zip(xs, split_axes, concat_axes, strict=True)

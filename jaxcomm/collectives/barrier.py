@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.primitives import request
+from jaxcomm.primitives import lax, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -66,7 +66,7 @@ class Barrier(Collective):
         here = sum(
             (jnp.any(x.astype(bool)).astype(jnp.int32) for x in xs), jnp.int32(0)
         )
-        is_never = jax.lax.pmax(here, call.axes) < 0
+        is_never = lax.pmax(here, call.axes) < 0
         return [jnp.where(is_never, jnp.zeros_like(x), x) for x in xs]
 
 

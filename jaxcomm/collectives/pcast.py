@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 
 from jaxcomm import compat
-from jaxcomm.primitives import request
+from jaxcomm.primitives import lax, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of, check_array
 from jaxcomm.primitives.pvary import cast
 
@@ -86,7 +86,7 @@ def pcast(
     for i, kind in enumerate(kinds):
         if (kind, to) in (("varying", "unreduced"), ("reduced", "varying")):
             # Each is the other's transpose: nothing ever moves.
-            leaves[i] = jax.lax.pcast(leaves[i], call.axes, to=to)
+            leaves[i] = lax.pcast(leaves[i], call.axes, to=to)
         elif kind != "invarying" or to == "unreduced":
             raise ValueError(
                 f"{call.where}: x is {kind}; jaxcomm has no cast to {to!r}"

@@ -9,7 +9,7 @@ import numpy as np
 from jaxcomm import compat
 from jaxcomm.communicator import replica_groups
 from jaxcomm.errors import OutOfRangeError
-from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisName, Call, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -195,7 +195,7 @@ class Permute(Collective):
         return jnp.zeros_like(x).at[targets].set(x[sources])
 
     def xla(self, xs, call, *, perm):
-        return [jax.lax.ppermute(x, call.axes, perm) for x in xs]
+        return [lax.ppermute(x, call.axes, perm) for x in xs]
 
 
 PERMUTE = Permute()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcomm.primitives import batching, request
+from jaxcomm.primitives import batching, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request
@@ -141,7 +141,7 @@ class RaggedAllToAll(Collective):
 
     def xla(self, xs, call):
         def gather(xs):
-            return [jax.lax.all_gather(x, call.axes) for x in xs]
+            return [lax.all_gather(x, call.axes) for x in xs]
 
         return self.by_gathering(xs, call, gather)
 

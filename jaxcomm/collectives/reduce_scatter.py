@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.collectives.all_reduce import reduce_stacked, widen
-from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -107,7 +107,7 @@ class ReduceScatter(Collective):
 
     def xla(self, xs, call, *, dimensions, tiled):
         def scatter(x, d):
-            return jax.lax.psum_scatter(
+            return lax.psum_scatter(
                 widen(x),
                 call.axes,
                 scatter_dimension=d,

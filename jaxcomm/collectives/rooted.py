@@ -18,7 +18,7 @@ from jaxcomm.collectives.all_reduce import (
     reduce_stacked,
 )
 from jaxcomm.collectives.reduce_scatter import scattered_shape
-from jaxcomm.primitives import arguments, request
+from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
@@ -89,7 +89,7 @@ class Broadcast(Collective):
                 bits = send(jax.lax.bitcast_convert_type(x, jnp.uint8))
                 return jax.lax.bitcast_convert_type(bits, x.dtype)
             masked = jnp.where(is_root, x, jnp.zeros_like(x))
-            return jax.lax.psum(masked, call.axes).astype(x.dtype)
+            return lax.psum(masked, call.axes).astype(x.dtype)
 
         return list(map(send, xs))
 

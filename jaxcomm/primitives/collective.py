@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jaxcomm import compat
-from jaxcomm.primitives import batching, lowering
+from jaxcomm.primitives import batching, lax, lowering
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.gathered import emulate_groups, own_rows
 from jaxcomm.primitives.registry import PRIMITIVES
@@ -116,7 +116,7 @@ class Collective:
 
     def xla(self, xs: Sequence, call: Call, **params) -> list:
         """Compute the same with the collectives of jax.lax."""
-        stacked = [jax.lax.all_gather(x, call.axes) for x in xs]
+        stacked = [lax.all_gather(x, call.axes) for x in xs]
         return self.emulate_here(stacked, call, **params)
 
     def transposed(self, call: Call, **params) -> "Transposed":

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.primitives import arguments
+from jaxcomm.primitives import arguments, lax
 from jaxcomm.primitives.call import Call, PyTree, check_array
 from jaxcomm.primitives.registry import Bind, Replacement
 from jaxcomm.primitives.rounded import rounded
@@ -217,14 +217,14 @@ def in_pairs(
             pairs = [
                 (group[r], group[r ^ bit]) for group in groups for r in range(size)
             ]
-            return jax.lax.ppermute(x, call.axes, pairs)
+            return lax.ppermute(x, call.axes, pairs)
         # Along the axis that has the bit: over several, jax.lax.ppermute numbers the
         # ranks in the order of the mesh, and not of the call.
         axes = list(call.axes)
         while bit >= compat.axis_size(axes[-1]):
             bit //= compat.axis_size(axes.pop())
         ranks = range(compat.axis_size(axes[-1]))
-        return jax.lax.ppermute(x, axes[-1], [(r, r ^ bit) for r in ranks])
+        return lax.ppermute(x, axes[-1], [(r, r ^ bit) for r in ranks])
 
     def add_whole(x):
         # Apart from a product, which would be added before it is rounded.
@@ -246,9 +246,7 @@ def in_pairs(
             mine = rounded(mine) if bit == 1 else mine
             part = widen(mine) + widen(from_partner(sent, bit))
         part = part.astype(x.dtype)
-        every = jax.lax.all_gather(
-            part, call.axes, axis_index_groups=in_order, tiled=True
-        )
+        every = lax.all_gather(part, call.axes, axis_index_groups=in_order, tiled=True)
         return every[: x.size].reshape(x.shape)
 
     def add(bind, x):

@@ -106,6 +106,33 @@ def test_vmap_over_data_is_a_loop_over_examples(stacked, near, mesh, values):
         near(found, np.stack(examples, 2), ROUNDING, name, ROUNDING)
 
 
+@pytest.mark.host_only(reason="names its backends")
+def test_a_program_may_put_them_in_the_places_of_their_twins(
+    stacked, near, mesh, x, monkeypatch
+):
+    """``jax.lax.psum = jaxcomm.psum``: where XLA communicates, its own are called."""
+    twins = [n for n in jaxcomm.__all__ if hasattr(jax.lax, n) and n[0] != "_"]
+    assert {"psum", "all_gather", "pcast"} <= set(twins)
+
+    def program(x):
+        terms = jaxcomm.pcast(x, "i", to="unreduced")
+        with jaxcomm.using(backend="xla"):
+            cases = catalogue.CASES.items()
+            found = {n: case(jaxcomm, x, "i", CHOICE) for n, case in cases}
+            found |= {
+                "constant": jaxcomm.psum(3, "i"),
+                "cast": jaxcomm.psum(terms, "i"),
+            }
+            with jaxcomm.using(reproducible=True):
+                found["tree"] = jaxcomm.psum(x, "i"), jaxcomm.pmean(x, "i")
+        return found
+
+    expected = stacked(mesh, program, x)
+    for name in twins:
+        monkeypatch.setattr(jax.lax, name, getattr(jaxcomm, name))
+    near(stacked(mesh, program, x), expected, 0)
+
+
 @pytest.mark.host_only(reason="eager calls are compiled as others are")
 def test_eager_shard_map_runs_every_function(stacked, near, mesh_of, values):
     mesh, x = mesh_of((2,), ("i",)), values("float32", (2, 2, 2))
