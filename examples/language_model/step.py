@@ -200,10 +200,8 @@ class MeshProgram:
                 local_window_size=(self.window - 1, 0) if is_windowed else None,
             )
 
-        positions = tokens.positions
         losses = model.next_token_losses(
-            params, inputs, targets, positions, attend, self.dtype
+            params, inputs, targets, tokens.positions, attend, self.dtype
         )
-        # What reorder padded the sequence with does not count.
-        total = jnp.sum(losses, where=positions >= 0)
+        total = jnp.sum(losses, where=~tokens.is_padding)
         return total / (self.rows * self.length)

@@ -29,10 +29,10 @@ class Block(eqx.Module):
         return x + jax.vmap(self.mlp)(jax.vmap(self.norm)(x))
 
 
-def loss_of(block, x, target, positions, attend):
+def loss_of(block, x, target, tokens, attend):
     """Return the summed error of a sequence, padding left out."""
     error = (block(x, attend) - target) ** 2
-    return jnp.where(positions[:, None] >= 0, error, 0).sum()
+    return jnp.where(tokens.is_padding[:, None], 0, error).sum()
 
 
 def whole_sequence(layer, h):
@@ -54,7 +54,7 @@ def make_loss(mesh, static):
             def attend(layer, h):
                 return jaxcomm.attention.equinox_attention(layer, ring)(h, h, h)
 
-            return loss_of(block, x, target, tokens.positions, attend)
+            return loss_of(block, x, target, tokens, attend)
 
         losses = jax.vmap(of_sequence)(x, target, tokens)
         return jaxcomm.psum(losses.sum(), "context") / LENGTH
@@ -76,13 +76,14 @@ def main():
     params, static = eqx.partition(Block(jax.random.key(1)), eqx.is_array)
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
     batch, tokens = layout.reorder((x, target))
+    _, natural = jaxcomm.Layout("contiguous", 1, LENGTH).reorder(x)
 
     def on_one_device(params):
-        def of_sequence(x, target):
+        def of_sequence(x, target, tokens):
             block = eqx.combine(params, static)
-            return loss_of(block, x, target, jnp.arange(LENGTH), whole_sequence)
+            return loss_of(block, x, target, tokens, whole_sequence)
 
-        return jax.vmap(of_sequence)(x, target).sum() / LENGTH
+        return jax.vmap(of_sequence)(x, target, natural).sum() / LENGTH
 
     step = jax.jit(jax.value_and_grad(make_loss(mesh, static)))
     alone = jax.jit(jax.value_and_grad(on_one_device))

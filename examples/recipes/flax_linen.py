@@ -27,9 +27,9 @@ class Block(linen.Module):
         return x + linen.Dense(WIDTH)(hidden)
 
 
-def loss_of(out, target, positions):
+def loss_of(out, target, tokens):
     """Return the summed error of tokens, padding left out."""
-    return jnp.where(positions[..., None] >= 0, (out - target) ** 2, 0).sum()
+    return jnp.where(tokens.is_padding[..., None], 0, (out - target) ** 2).sum()
 
 
 def make_loss(mesh):
@@ -40,7 +40,7 @@ def make_loss(mesh):
         # Pass no causal mask: one of this device's tokens alone would be wrong.
         attend = jaxcomm.attention.attention_fn("context", tokens, is_causal=True)
         out = Block(attend).apply(params, x)
-        loss = loss_of(out, target, tokens.positions)
+        loss = loss_of(out, target, tokens)
         return jaxcomm.psum(loss, "context") / LENGTH
 
     split = jax.P(None, "context")
@@ -62,7 +62,7 @@ def main():
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
     batch, tokens = layout.reorder((x, target))
     mask = linen.make_causal_mask(x[..., 0])
-    natural = jnp.broadcast_to(jnp.arange(LENGTH), x.shape[:2])
+    _, natural = jaxcomm.Layout("contiguous", 1, LENGTH).reorder(x)
 
     def on_one_device(params):
         return loss_of(Block().apply(params, x, mask), target, natural) / LENGTH

@@ -41,11 +41,11 @@ class Model(nnx.Module):
         return self.words.attend(x)
 
 
-def loss_of(model, words, labels, positions):
+def loss_of(model, words, labels, tokens):
     """Return the summed loss of tokens, padding left out."""
-    scores = model(words, positions)
+    scores = model(words, tokens.positions)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
-    return jnp.where(positions >= 0, losses, 0).sum()
+    return jnp.where(tokens.is_padding, 0, losses).sum()
 
 
 def make_step(mesh, graph, optimizer):
@@ -58,7 +58,7 @@ def make_step(mesh, graph, optimizer):
             params = jaxcomm.pcast(params, "context", to="varying")
             model = nnx.merge(graph, params)
             model.set_attributes(attention_fn=attend)  # of all layers that have one
-            return loss_of(model, words, labels, tokens.positions) / LENGTH
+            return loss_of(model, words, labels, tokens) / LENGTH
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)
@@ -86,7 +86,7 @@ def main():
     labels = jnp.roll(words, -1, axis=1)
     layout = jaxcomm.Layout("zigzag", size, LENGTH)
     batch, tokens = layout.reorder((words, labels))
-    natural = jnp.broadcast_to(jnp.arange(LENGTH), words.shape)
+    _, natural = jaxcomm.Layout("contiguous", 1, LENGTH).reorder(words)
     optimizer = optax.adam(3e-3)
     step = make_step(mesh, graph, optimizer)
 

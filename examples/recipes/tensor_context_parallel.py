@@ -22,9 +22,9 @@ def norm(x):
     return x / jnp.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
 
 
-def loss_of(params, words, labels, positions, *, attend, enter, leave):
+def loss_of(params, words, labels, tokens, *, attend, enter, leave):
     """Return the sum; ``enter`` and ``leave`` stand around what ``model`` splits."""
-    x = params["embedding"][words]
+    x, positions = params["embedding"][words], tokens.positions
     for w in params["layers"]:
         h = enter(norm(x))
         q, k, v = (jnp.einsum("btd,dnh->btnh", h, w[name]) for name in "qkv")
@@ -34,7 +34,7 @@ def loss_of(params, words, labels, positions, *, attend, enter, leave):
         x = x + leave(h @ w["down"])
     scores = jax.nn.log_softmax(norm(x) @ params["embedding"].T)
     found = jnp.take_along_axis(scores, labels[..., None], axis=-1)[..., 0]
-    return -jnp.where(positions >= 0, found, 0).sum()
+    return -jnp.where(tokens.is_padding, 0, found).sum()
 
 
 def make_loss(mesh, specs):
@@ -49,7 +49,7 @@ def make_loss(mesh, specs):
             "enter": lambda x: jaxcomm.pcast(x, "model", to="varying"),
             "leave": lambda x: jaxcomm.psum(x, "model"),
         }
-        loss = loss_of(params, words, labels, tokens.positions, **between)
+        loss = loss_of(params, words, labels, tokens, **between)
         return jaxcomm.psum(loss, "context") / LENGTH
 
     split = jax.P(None, "context")
@@ -89,7 +89,7 @@ def main():
     labels = jnp.roll(words, -1, axis=1)
     layout = jaxcomm.Layout("zigzag", size // model, LENGTH)
     batch, tokens = layout.reorder((words, labels))
-    natural = jnp.broadcast_to(jnp.arange(LENGTH), words.shape)
+    _, natural = jaxcomm.Layout("contiguous", 1, LENGTH).reorder(words)
     causal = functools.partial(jax.nn.dot_product_attention, is_causal=True)
     same = {"attend": causal, "enter": lambda x: x, "leave": lambda x: x}
 

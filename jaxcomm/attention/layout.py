@@ -274,6 +274,30 @@ class Tokens:
     positions: Any
     segment_ids: Any = None
 
+    @property
+    def is_padding(self) -> Any:
+        """Which tokens are padding, bool in the shape of the positions.
+
+        They are what ``reorder`` filled the sequence up with, tokens from ``lengths``
+        on, and those whose segment id is negative. Leave all of them out of a loss:
+
+        >>> _, tokens = Layout("contiguous", 2, 3).reorder(jnp.zeros((1, 3)), lengths=2)
+        >>> tokens.is_padding
+        Array([[False, False,  True,  True]], dtype=bool)
+
+        Raises:
+          TypeError: the tokens have no positions.
+        """
+        if not hasattr(self.positions, "shape"):
+            raise TypeError(
+                "Tokens.is_padding: these tokens have no positions. Take what "
+                "layout.reorder returned."
+            )
+        is_added = self.positions < 0
+        return (
+            is_added if self.segment_ids is None else is_added | (self.segment_ids < 0)
+        )
+
     def restore(self, x: Any, axis: int = 1) -> Any:
         """Undo ``Layout.reorder``: put the tokens of all ranks into natural order.
 

@@ -145,3 +145,18 @@ def test_reorder_within_a_program_gives_the_same_tokens(name):
         found = jax.jit(reorder)(*given)
     jax.tree.map(np.testing.assert_array_equal, found, reorder(*given))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(found[1])} == {"int32"}
+
+
+def test_every_kind_of_padding_is_padding():
+    layout, x = Layout("zigzag", 2, 7), np.zeros((2, 7))
+    ids = np.array([[0, 0, 0, 1, 1, 1, -2]] * 2)
+    for xp in (np, jnp):
+        _, tokens = layout.reorder(xp.asarray(x), segment_ids=ids, lengths=[5, 7])
+        found = np.asarray(tokens.is_padding)
+        assert found.shape == (2, layout.size * layout.local_length)
+        expected = layout.reorder(np.array([[1] * 5 + [0] * 2, [1] * 6 + [0]]))[0] == 0
+        np.testing.assert_array_equal(found, expected)
+    _, plain = layout.reorder(x)
+    np.testing.assert_array_equal(plain.is_padding, layout.reorder(x + 1)[0] == 0)
+    with pytest.raises(TypeError, match="no positions"):
+        _ = jaxcomm.Tokens(layout, None).is_padding
