@@ -266,6 +266,42 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   CHECK_CONTAINS(outcome.Wait(), "gone with process 0");
 }
 
+TEST(numbers_that_a_wild_pointer_wrote_are_an_error) {
+  TwoGroups groups;
+  OpenArena& arena = *groups.arenas[0];
+  // Processes 2 and 3 call a collective.
+  Site site("all_reduce", {}, kLarge, 2);
+  std::deque<RankBuffers> buffers = {{kLarge, kLarge, 1}, {kLarge, kLarge, 2}};
+  std::deque<Outcome> outcomes(2);
+  const auto arrive = [&](int i) {
+    buffers[i].Arrive(*groups.communicators[i], site.of[i].get(), 1, 102 + i,
+                      &outcomes[i]);
+  };
+  arrive(0);
+  Crossing* open = nullptr;
+  for (int i = 0; i < kCrossings; ++i) {
+    if (arena.crossing(i)->state == Crossing::kOpen) open = arena.crossing(i);
+  }
+  open->channel = 100000;
+  arrive(1);
+  for (Outcome& outcome : outcomes) {
+    CHECK_CONTAINS(outcome.Wait(), "was overwritten (a channel is 100000, of 16)");
+  }
+  // Whatever the numbers are.
+  CHECK_TRUE(groups.Take(true));
+  Crossing* const crossing = groups.held.front();
+  for (const int channel : {-2, kChannels, INT32_MAX, INT32_MIN}) {
+    crossing->channel = channel;
+    CHECK_FAILS(arena.ChannelOf(crossing).status(), "was overwritten");
+  }
+  for (const uint32_t code : {17u, 4711u, UINT32_MAX}) {
+    crossing->error = code;
+    CHECK_FAILS(arena.FailureOf(crossing), "was overwritten (an error code is");
+  }
+  crossing->members = ~uint64_t{0};
+  CHECK_EQ(arena.MembersOf(crossing), 0b1111u);
+}
+
 TEST(a_seat_given_up_for_a_living_process_is_left_once) {
   TwoGroups groups;
   CHECK_TRUE(groups.Take(true));

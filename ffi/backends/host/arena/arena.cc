@@ -59,7 +59,7 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
     OpenLocked(joined, request);
   }
   FailIfLateFailureLocked(joined);
-  seat(joined, self()).state.store(Seat::kHere, relaxed);
+  seat(joined, self()).Add(Seat::kCame);
   joined->here.fetch_or(uint64_t{1} << self(), std::memory_order_acq_rel);
   if (wants_channel && joined->error.load(relaxed) == 0) AssignChannelLocked(joined);
   return joined;
@@ -80,7 +80,7 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
                candidate->group.load(relaxed) == key.group &&
                candidate->run.load(relaxed) == key.run &&
                candidate->tag.load(relaxed) == key.tag &&
-               seat(candidate, self()).state.load(relaxed) == Seat::kAbsent) {
+               !seat(candidate, self()).Has(Seat::kCame)) {
       // A process that waits for nobody may be several executions ahead: the oldest.
       if (is_older(candidate, places.found)) places.found = candidate;
     } else if (candidate->error.load(relaxed) != 0 &&
@@ -114,7 +114,7 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
   crossing->opened.store(header().opened.fetch_add(1, relaxed), relaxed);
   crossing->call.Store(request.call);
   for (int i = 0; i < processes(); ++i) {
-    seat(crossing, i).state.store(Seat::kAbsent, relaxed);
+    seat(crossing, i).state.store(0, relaxed);
     seat(crossing, i).written.store(0, relaxed);
     for (int j = 0; j < processes(); ++j) passed(crossing, i, j).store(0, relaxed);
   }
@@ -123,7 +123,7 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
 
 void Arena::ReturnChannelLocked(Crossing* crossing) {
   const int channel = crossing->channel.exchange(-1, std::memory_order_relaxed);
-  if (channel < 0) return;
+  if (!IsChannel(channel)) return;
   header().channels.fetch_and(~(1u << channel), std::memory_order_relaxed);
 }
 
@@ -184,7 +184,7 @@ bool Arena::CleanUpLocked(Crossing* crossing) {
 // and leaving twice does no harm.
 void Arena::LeaveSeat(Crossing* crossing, int process) {
   const uint64_t members = crossing->members.load(std::memory_order_relaxed);
-  seat(crossing, process).state.store(Seat::kLeft, std::memory_order_release);
+  seat(crossing, process).Add(Seat::kLeft);
   const uint64_t bit = uint64_t{1} << process;
   const uint64_t left = crossing->left.fetch_or(bit, std::memory_order_acq_rel) | bit;
   if (left == members || crossing->error.load(std::memory_order_acquire) != 0) {
@@ -204,7 +204,7 @@ std::vector<std::string> Arena::CallsOf(int process) const {
   for (int i = 0; i < kCrossings; ++i) {
     const Crossing* const open = crossing(i);
     if (open->state.load(std::memory_order_relaxed) == Crossing::kFree) continue;
-    if (IsSeated(open, process)) calls.push_back(open->call.Load());
+    if (seat(open, process).is_taken()) calls.push_back(open->call.Load());
   }
   return calls;
 }
@@ -212,9 +212,7 @@ std::vector<std::string> Arena::CallsOf(int process) const {
 void Arena::Abandon(Crossing* crossing, int process) {
   // Several survivors may try. Leaving twice does no harm. If another crossing has the
   // slot by now, the ended process is not seated in it.
-  if (IsSeated(crossing, process)) {
-    LeaveSeat(crossing, process);
-  }
+  if (seat(crossing, process).is_taken()) LeaveSeat(crossing, process);
 }
 
 void Arena::ReleaseHoldings(uint64_t ended) {
@@ -230,12 +228,12 @@ void Arena::ReleaseHoldings(uint64_t ended) {
       bool is_incomplete = false;
       for (uint64_t mask = seated & ended; mask != 0; mask &= mask - 1) {
         const int process = __builtin_ctzll(mask);
-        std::atomic<uint32_t>& state = seat(open, process).state;
-        if (state.load(relaxed) == Seat::kHere && open->error.load(relaxed) == 0) {
+        Seat& its = seat(open, process);
+        if (!its.Has(Seat::kHoldsOperand) && open->error.load(relaxed) == 0) {
           is_incomplete = true;  // its bytes will never come
           continue;
         }
-        state.store(Seat::kLeft, std::memory_order_release);
+        its.Add(Seat::kLeft);
         open->left.fetch_or(uint64_t{1} << process, std::memory_order_acq_rel);
       }
       if (is_incomplete && (seated & ~ended) == 0) {
@@ -257,7 +255,7 @@ void Arena::Fail(Crossing* crossing, const Status& error) {
     if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
     FailLocked(crossing, *error.errc(), error.message());
   }
-  Ring(crossing->members.load(std::memory_order_relaxed));
+  Ring(MembersOf(crossing));
 }
 
 void Arena::FailLocked(Crossing* crossing, ErrorCode code, std::string_view text) {
@@ -282,9 +280,9 @@ void Arena::FailIfCallsDifferLocked(Crossing* crossing,
 
 void Arena::FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& text) {
   const auto relaxed = std::memory_order_relaxed;
-  for (uint64_t mask = crossing->members.load(relaxed); mask != 0; mask &= mask - 1) {
+  for (uint64_t mask = MembersOf(crossing); mask != 0; mask &= mask - 1) {
     const int member = __builtin_ctzll(mask);
-    if (seat(crossing, member).state.load(relaxed) != Seat::kLeft) continue;
+    if (!seat(crossing, member).Has(Seat::kLeft)) continue;
     const std::string text_there = StrCat("an operation that had ended in process ",
                                           names_[member], " failed in others: ", text);
     ProcessState& state = process(member);
@@ -296,7 +294,7 @@ void Arena::FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& 
     if (next == nullptr) continue;
     FailLocked(next, ErrorCode::kInvalidArgument, text_there);
     // This process may itself wait there, on a thread that sleeps.
-    RingAll(next->members.load(relaxed));
+    RingAll(MembersOf(next));
   }
 }
 
@@ -307,7 +305,7 @@ Crossing* Arena::OldestOfGroupLocked(const Crossing* like, int process) const {
     Crossing* const open = crossing(i);
     if (open->state.load(relaxed) != Crossing::kFree &&
         open->communicator.load(relaxed) == like->communicator.load(relaxed) &&
-        GroupOf(open) == GroupOf(like) && IsSeated(open, process) &&
+        GroupOf(open) == GroupOf(like) && seat(open, process).is_taken() &&
         open->error.load(relaxed) == 0 &&
         (oldest == nullptr ||
          open->opened.load(relaxed) < oldest->opened.load(relaxed))) {

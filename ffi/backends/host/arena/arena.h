@@ -96,11 +96,6 @@ class Arena : public ArenaMemory {
   // Returns whether there was anything to free.
   bool CleanUpLocked(Crossing* crossing);
 
-  bool IsSeated(const Crossing* crossing, int process) const {
-    const uint32_t state =
-        seat(crossing, process).state.load(std::memory_order_acquire);
-    return state == Seat::kHere || state == Seat::kReady;
-  }
   // Rings the processes of a mask, this one included.
   void RingAll(uint64_t mask) const;
 

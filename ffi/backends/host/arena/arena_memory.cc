@@ -24,7 +24,7 @@ constexpr size_t kPage = 4096;
 
 // Count this up when a field comes to mean something else, or when processes divide
 // their work in another way: sizes and offsets do not show that.
-constexpr int kMeaning = 1;
+constexpr int kMeaning = 2;
 
 // Looks at the lock, which is held for a few hundred nanoseconds, before sleeping on
 // it.
@@ -32,6 +32,15 @@ constexpr int kLockSpins = 100;
 // A process that holds the lock for so long is stopped, or has crashed in a way that
 // the system does not report.
 constexpr int kLockSeconds = 60;
+
+// The failure where shared memory holds a number that no process of ours writes.
+Status Overwritten(const std::string& what) {
+  return Status(
+      ErrorCode::kInternal,
+      StrCat("the shared memory of the processes of this host was overwritten (", what,
+             "). A process has written through a wrong pointer: end all "
+             "of them, and start the program anew"));
+}
 
 // Of one crossing: itself, the seats, and for each reader a row of counters.
 size_t PassedRow(int processes) {
@@ -93,7 +102,7 @@ void ArenaMemory::RepairLocked() const {
     }
     if (is_unused) open->state.store(Crossing::kFree, relaxed);
     const int channel = open->channel.load(relaxed);
-    if (channel >= 0 && channel < kChannels) used |= 1u << channel;
+    if (IsChannel(channel)) used |= 1u << channel;
   }
   header().channels.store(used, relaxed);
 }
@@ -108,6 +117,26 @@ Status ArenaMemory::status() const {
   return Status(ErrorCode::kInternal,
                 StrCat("the lock of the shared memory has failed (", reason,
                        "). Call jaxcomm.finalize() in every process of this host"));
+}
+
+uint64_t ArenaMemory::MembersOf(const Crossing* crossing) const {
+  const uint64_t all = ~uint64_t{0} >> (kMaxProcesses - processes_);
+  return crossing->members.load(std::memory_order_relaxed) & all;
+}
+
+ErrorOr<int> ArenaMemory::ChannelOf(const Crossing* crossing) const {
+  const int32_t channel = crossing->channel.load(std::memory_order_acquire);
+  if (channel == -1 || IsChannel(channel)) return channel;
+  return Overwritten(StrCat("a channel is ", channel, ", of ", kChannels));
+}
+
+Status ArenaMemory::FailureOf(const Crossing* crossing) const {
+  const uint32_t code = crossing->error.load(std::memory_order_acquire);
+  if (code == 0) return OkStatus();
+  if (code > static_cast<uint32_t>(ErrorCode::kUnauthenticated)) {
+    return Overwritten(StrCat("an error code is ", code));
+  }
+  return Status(static_cast<ErrorCode>(code), crossing->failure.Load());
 }
 
 int64_t ArenaMemory::Bytes(int processes) {

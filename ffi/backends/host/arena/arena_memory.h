@@ -29,6 +29,8 @@ inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInlineBytes = 4096;  // of one process in one crossing
 inline constexpr size_t kLine = 128;           // two cache lines are fetched together
 
+constexpr bool IsChannel(int number) { return number >= 0 && number < kChannels; }
+
 // Text that one process writes and others read for messages, whole or torn.
 template <size_t kBytes>
 class SharedText {
@@ -57,10 +59,24 @@ class SharedText {
   std::atomic<uint64_t> words_[kBytes / 8];
 };
 
+// What one process has done in a crossing. Each bit says one thing, and none is taken
+// back while the crossing is open. So a process that has left still says whether its
+// operand is there: it may have left because the crossing had failed.
 struct alignas(kLine) Seat {
-  enum State : uint32_t { kAbsent, kHere, kReady, kLeft };
-  std::atomic<uint32_t> state;    // ready: its small operands lie in the crossing
+  enum Bit : uint32_t {
+    kCame = 1,
+    kHoldsOperand = 2,  // its small operands lie in the crossing, to be read
+    kLeft = 4,
+  };
+  std::atomic<uint32_t> state;
   std::atomic<uint64_t> written;  // chunks staged in its slots
+
+  bool Has(Bit bit) const { return (state.load(std::memory_order_acquire) & bit) != 0; }
+  void Add(Bit bit) { state.fetch_or(bit, std::memory_order_release); }
+  // Its process came and has not left.
+  bool is_taken() const {
+    return (state.load(std::memory_order_acquire) & (kCame | kLeft)) == kCame;
+  }
 };
 
 struct alignas(kLine) Crossing {
@@ -112,6 +128,14 @@ class ArenaMemory {
   char* inline_data(const Crossing* crossing, int process) const;
   char* slot(int channel, int process, uint64_t chunk) const;
   ProcessState& process(int index) const { return header().processes[index]; }
+
+  // What other processes wrote of a crossing, checked before it is used: one of them
+  // may have written where it should not.
+  uint64_t MembersOf(const Crossing* crossing) const;
+  // -1: it has no channel yet.
+  ErrorOr<int> ChannelOf(const Crossing* crossing) const;
+  // Why it failed; OkStatus() while all is well.
+  Status FailureOf(const Crossing* crossing) const;
 
   // Fails once the lock has failed. The arena is of no use then.
   Status status() const;

@@ -47,9 +47,7 @@ void Transfer::Fail(const Status& error) {
 Transfer::Outcome Transfer::FinishWithPeersError() {
   failed_by_peer_ = true;
   arena_->ForgetLateFailure(crossing_);
-  const auto code =
-      static_cast<ErrorCode>(crossing_->error.load(std::memory_order_acquire));
-  return Finish(Status(code, crossing_->failure.Load()));
+  return Finish(arena_->FailureOf(crossing_));
 }
 
 uint64_t Transfer::absent() const {
@@ -58,8 +56,7 @@ uint64_t Transfer::absent() const {
   uint64_t absent = 0;
   for (uint64_t mask = request_.members; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
-    if (arena_->seat(crossing_, process).state.load(std::memory_order_acquire) ==
-        Seat::kAbsent) {
+    if (!arena_->seat(crossing_, process).Has(Seat::kCame)) {
       absent |= uint64_t{1} << process;
     }
   }
@@ -71,10 +68,10 @@ uint64_t Transfer::Needs(uint64_t gone) const {
   uint64_t needed = 0;
   for (uint64_t mask = gone & request_.members; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
-    const uint32_t state =
-        arena_->seat(crossing_, process).state.load(std::memory_order_acquire);
-    // Ready operands stay in the crossing to be read.
-    if (state == Seat::kLeft || state == Seat::kReady) continue;
+    const Seat& seat = arena_->seat(crossing_, process);
+    // Its operands stay in the crossing to be read. If it left without any, it was
+    // done, or the crossing has failed.
+    if (seat.Has(Seat::kHoldsOperand) || seat.Has(Seat::kLeft)) continue;
     needed |= uint64_t{1} << process;
   }
   return needed;
@@ -106,8 +103,7 @@ Transfer::Outcome Transfer::Step() {
       for (const Stage& stage : stream_->stages) {
         Write(stage, data + stage.offset);
       }
-      arena_->seat(crossing_, arena_->self())
-          .state.store(Seat::kReady, std::memory_order_release);
+      arena_->seat(crossing_, arena_->self()).Add(Seat::kHoldsOperand);
     }
     arena_->Ring(request_.members);
   }
@@ -127,9 +123,8 @@ Transfer::Outcome Transfer::StepInline() {
     }
   } else {
     for (uint64_t mask = request_.members; mask != 0; mask &= mask - 1) {
-      const uint32_t state = arena_->seat(crossing_, __builtin_ctzll(mask))
-                                 .state.load(std::memory_order_acquire);
-      if (state < Seat::kReady) return Outcome::kIdle;
+      const Seat& seat = arena_->seat(crossing_, __builtin_ctzll(mask));
+      if (!seat.Has(Seat::kHoldsOperand)) return Outcome::kIdle;
     }
   }
   for (const Read& read : stream_->reads) Perform(read);
@@ -139,12 +134,14 @@ Transfer::Outcome Transfer::StepInline() {
 Transfer::Outcome Transfer::StepStreaming() {
   const StreamPlan& stream = *stream_;
   if (channel_ < 0) {
-    channel_ = crossing_->channel.load(std::memory_order_acquire);
-    if (channel_ < 0) {
-      if (absent() == 0) arena_->TryAssignChannel(crossing_);
-      channel_ = crossing_->channel.load(std::memory_order_acquire);
-      if (channel_ < 0) return Outcome::kIdle;
+    if (absent() == 0) arena_->TryAssignChannel(crossing_);
+    const ErrorOr<int> channel = arena_->ChannelOf(crossing_);
+    if (channel.has_error()) {
+      Fail(channel.error());
+      return Outcome::kDone;
     }
+    channel_ = *channel;
+    if (channel_ < 0) return Outcome::kIdle;
   }
   bool moved = false;
   for (int piece = 0; piece < kPiecesAStep; ++piece) {
@@ -208,7 +205,7 @@ bool Transfer::IsReady(const Read& read) const {
     if (source.rank >= 0) continue;
     const Seat& seat = arena_->seat(crossing_, source.chunk.process);
     if (stream_->is_inline) {
-      if (seat.state.load(std::memory_order_acquire) < Seat::kReady) return false;
+      if (!seat.Has(Seat::kHoldsOperand)) return false;
     } else if (seat.written.load(std::memory_order_acquire) <=
                static_cast<uint64_t>(source.chunk.chunk)) {
       return false;
