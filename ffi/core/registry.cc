@@ -19,6 +19,7 @@ Registry& Registry::Get() {
 }
 
 Status Registry::Add(std::shared_ptr<Communicator> communicator) {
+  CountForksFromNow();
   MutexLock lock(mutex_);
   const int64_t key = communicator->spec().key;
   if (!communicators_.emplace(key, std::move(communicator)).second) {
@@ -36,6 +37,9 @@ std::shared_ptr<Communicator> Registry::Find(int64_t key) const {
 }
 
 ErrorOr<std::shared_ptr<Communicator>> Registry::Find(CallSite& site, int64_t run_id) {
+  if (IsForked()) {
+    return ForkedError(StrCat(site.ToString(), " over axes ", site.attributes().axes));
+  }
   // All ranks would write to the lock, at every call.
   if (auto known = site.CommunicatorAt(epoch_.load(std::memory_order_acquire))) {
     return known;

@@ -33,7 +33,9 @@ class Registry {
 
   // Finds the communicator for an execution of `site`. Fails for a run that found none
   // before, or that failed in one that was closed: some of its ranks are gone, and the
-  // late ones would wait for them, on devices that the next run needs.
+  // late ones would wait for them, on devices that the next run needs. Fails in a
+  // forked child, for every backend: it would take its parent's part, with other
+  // numbers.
   ErrorOr<std::shared_ptr<Communicator>> Find(CallSite& site, int64_t run_id);
 
   // Removes the communicator and aborts its pending calls.

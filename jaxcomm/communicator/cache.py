@@ -131,6 +131,8 @@ _specs: dict[tuple, CommunicatorSpec] = {}
 # again after another process was lost.
 _to_make: list["_ToMake"] = []
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
+# Whether this is a child of os.fork() in a process that had communicators.
+_is_forked = False
 
 
 def make_all(
@@ -227,6 +229,14 @@ def choices_of(mesh: Any) -> Hashable:
 def get(spec: CommunicatorSpec) -> Communicator:
     """Return the live communicator of a spec, made if missing."""
     with _lock:
+        if _is_forked:
+            raise CommunicatorError(
+                f"a communicator over axes {spec.partition.axes} was asked for in "
+                f"process {os.getpid()}, which was forked from process "
+                f"{os.getppid()}. That had communicators, and its child cannot use "
+                f'JAX. Start processes by multiprocessing.get_context("spawn"), or by '
+                f'"forkserver"'
+            )
         if spec.backend.can_stop:
             spec.backend.check_usable()
         found = _live.get(spec.key)
@@ -385,8 +395,9 @@ def _close(member: Communicator) -> None:
 def _leave_to_parent() -> None:
     # A child of os.fork() has none of the threads that communicators need, and shares
     # memory that is the parent's.
-    global _lock
+    global _lock, _is_forked
     _lock = threading.RLock()
+    _is_forked = _is_forked or any(_counts.values())
     _live.clear()
     _to_make.clear()
 

@@ -4,6 +4,7 @@
 
 #include "ffi/backends/host/arena/arena.h"
 #include "ffi/backends/host/arena/process_set.h"
+#include "ffi/core/registry.h"
 #include "tests/ffi/processes.h"
 
 namespace jaxcomm::testing {
@@ -109,6 +110,27 @@ TEST(a_forked_child_leaves_what_is_its_parent_s) {
   Calls sum(processes, "all_reduce", {}, 4, 1);
   sum.BeginAll();
   sum.EndAll();
+}
+
+TEST(a_forked_child_does_not_take_its_parent_s_seat) {
+  Processes processes(Blocks(2, 1));
+  CHECK_OK(Registry::Get().Add(processes.communicators[0]));
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  sum.Begin(1);
+  const auto find = [&] { return Registry::Get().Find(*sum.site.of[0], 1).status(); };
+  CHECK_OK(find());  // remembered by the site
+  Child child([&] {
+    const std::string text = TextOf(find());
+    CHECK_CONTAINS(text, "all_reduce(float32[4]) over axes ('x',): process ");
+    CHECK_CONTAINS(text, StrCat("was forked from process ", getppid()));
+    CHECK_CONTAINS(text, "\"spawn\"");
+  });
+  CHECK_EQ(child.Wait(), EXIT_SUCCESS);
+  CHECK_OK(find());
+  sum.Begin(0);
+  sum.EndAll();
+  CHECK_EQ(sum.buffers[1].result[0], 1.0f);  // 0 + 1
+  CHECK_OK(Registry::Get().Remove(1));
 }
 
 TEST(closing_ends_a_crossing_that_its_handler_still_steps) {

@@ -58,6 +58,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 ErrorOr<std::shared_ptr<Segment>> Segment::Create(int64_t bytes, bool named) {
   std::random_device random;
   const uint64_t nonce = (static_cast<uint64_t>(random()) << 32) | random() | 1;
+  CountForksFromNow();
   std::shared_ptr<Segment> segment(new Segment);
   SegmentAddress& address = segment->address_;
   address.bytes = bytes;
