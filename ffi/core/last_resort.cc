@@ -58,7 +58,7 @@ class Deadlines {
   };
 
   bool StartLocked() REQUIRES(mutex_) {
-    return thread_.Start([this] { Run(); }).success();
+    return thread_.Start([this] { Run(); }, "jaxcomm-last").success();
   }
 
   void Run() {

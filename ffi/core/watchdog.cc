@@ -36,7 +36,7 @@ class Watchdog {
 
   Status Add(const std::shared_ptr<Watched>& watched, double period_seconds) {
     MutexLock lock(mutex_);
-    RETURN_IF_ERROR(thread_.Start([this] { Run(); }));
+    RETURN_IF_ERROR(thread_.Start([this] { Run(); }, "jaxcomm-watch"));
     items_.push_back({watched.get(), watched,
                       std::chrono::duration_cast<Clock::duration>(
                           std::chrono::duration<double>(period_seconds))});

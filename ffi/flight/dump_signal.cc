@@ -55,13 +55,9 @@ bool Install() {
   int ends[2];
   if (HandledByOthers() || pipe2(ends, O_CLOEXEC) != 0) return false;
   fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  // This thread handles no signals: Python expects some in its main thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   // It uses nothing that is destroyed when the process ends.
-  const Status started = StartDetached([from = ends[0]] { Answer(from); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const Status started =
+      StartDetached([from = ends[0]] { Answer(from); }, "jaxcomm-signal");
   if (started.failure()) {
     close(ends[0]);
     close(ends[1]);

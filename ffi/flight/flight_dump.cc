@@ -73,7 +73,7 @@ class Writer {
   void Add(std::function<void()> job) {
     MutexLock lock(mutex_);
     // A forked child has none of its parent's threads.
-    if (IsForked() || thread_.Start([this] { Run(); }).failure()) {
+    if (IsForked() || thread_.Start([this] { Run(); }, "jaxcomm-dump").failure()) {
       lock.Unlock();
       job();
       return;

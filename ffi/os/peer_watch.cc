@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -97,15 +96,12 @@ int64_t SentinelThread() {
   if (pid == getpid()) return thread;
   thread = 0;
   auto id = std::make_shared<std::promise<int64_t>>();
-  // Other threads handle the signals.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const Status started = StartDetached([id] {
-    id->set_value(syscall(SYS_gettid));
-    while (true) pause();
-  });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const Status started = StartDetached(
+      [id] {
+        id->set_value(syscall(SYS_gettid));
+        while (true) pause();
+      },
+      "jaxcomm-life");
   if (started.failure()) return 0;
   pid = getpid();
   thread = id->get_future().get();
@@ -149,7 +145,7 @@ PeerWatch::PeerWatch(std::vector<Peer> peers, std::function<void(size_t index)> 
   state_->ended = std::move(ended);
   state_->stop_fd = eventfd(0, EFD_CLOEXEC);
   // The thread shares the state: the watch may be destroyed by `ended`.
-  auto started = StartThread([state = state_] { state->Run(); });
+  auto started = StartThread([state = state_] { state->Run(); }, "jaxcomm-peers");
   if (started) {
     state_->thread = std::move(*started);
   } else {

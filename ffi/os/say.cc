@@ -18,7 +18,7 @@ std::shared_future<void> Say(std::string line) {
         write(STDERR_FILENO, line.data(), line.size());
     said->set_value();
   };
-  if (StartDetached(write_line).success()) return answer;
+  if (StartDetached(write_line, "jaxcomm-say").success()) return answer;
   // Without a thread: only where it does not block.
   pollfd has_room{STDERR_FILENO, POLLOUT, 0};
   if (poll(&has_room, 1, 0) == 1) {

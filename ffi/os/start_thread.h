@@ -2,20 +2,52 @@
 #ifndef JAXCOMM_FFI_OS_START_THREAD_H_
 #define JAXCOMM_FFI_OS_START_THREAD_H_
 
+#include <signal.h>
+
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "ffi/base/status.h"
+#include "ffi/os/forked.h"
 
 namespace jaxcomm {
 
-// Starts a thread. Returns a refusal as a value: std::thread throws, and XLA's frames
-// above us pass no exception.
+namespace internal {
+
+// While it lives, the caller blocks the signals that our threads leave to others. A
+// thread inherits that: it must not take a signal before it can block any.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Gives the calling thread a name and the arithmetic of XLA's threads.
+void BecomeThreadOfOurs(const char* name);
+
+}  // namespace internal
+
+// Starts a thread, in an environment that does not depend on the caller's. Some of our
+// threads run XLA's programs on and others add for them, so it is that of XLA's
+// threads: subnormal numbers count as 0, and results round to nearest. It leaves the
+// process's signals to other threads. Debuggers show `name`, of at most 15 characters.
+// Returns a refusal as a value: std::thread throws, and XLA's frames above us pass no
+// exception.
 template <typename Body>
-ErrorOr<std::thread> StartThread(Body body) {
+ErrorOr<std::thread> StartThread(Body body, const char* name = "jaxcomm") {
+  CountForksFromNow();
+  const internal::SignalsBlocked blocked;
   try {
-    return std::thread(std::move(body));
+    return std::thread([name, body = std::move(body)]() mutable {
+      internal::BecomeThreadOfOurs(name);
+      body();
+    });
   } catch (const std::system_error& error) {
     return Status(ErrorCode::kResourceExhausted,
                   StrCat("cannot start a thread: ", error.code().message(),
@@ -26,8 +58,8 @@ ErrorOr<std::thread> StartThread(Body body) {
 
 // Starts a thread that nobody joins.
 template <typename Body>
-Status StartDetached(Body body) {
-  ASSIGN_OR_RETURN(std::thread thread, StartThread(std::move(body)));
+Status StartDetached(Body body, const char* name = "jaxcomm") {
+  ASSIGN_OR_RETURN(std::thread thread, StartThread(std::move(body), name));
   thread.detach();
   return OkStatus();
 }
@@ -38,9 +70,9 @@ class BackgroundThread {
  public:
   // Starts it at the first call, and at each later one while the system refuses it.
   template <typename Body>
-  Status Start(Body body) {
+  Status Start(Body body, const char* name = "jaxcomm") {
     if (is_started_) return OkStatus();
-    RETURN_IF_ERROR(StartDetached(std::move(body)));
+    RETURN_IF_ERROR(StartDetached(std::move(body), name));
     is_started_ = true;
     return OkStatus();
   }

@@ -89,7 +89,8 @@ ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers
 // The thread shares the state: it may be the one that destroys the set.
 Status ProcessSet::StartProgress(const std::shared_ptr<State>& state) {
   if (state->progress.joinable()) return OkStatus();
-  ASSIGN_OR_RETURN(state->progress, StartThread([state] { state->Progress(); }));
+  ASSIGN_OR_RETURN(state->progress,
+                   StartThread([state] { state->Progress(); }, "jaxcomm-arena"));
   return OkStatus();
 }
 

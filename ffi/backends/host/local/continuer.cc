@@ -96,13 +96,14 @@ class Continuer {
 
   Status StartWorker() REQUIRES(mutex_) {
     auto worker = std::make_unique<Worker>();
-    RETURN_IF_ERROR(StartDetached([this, worker = worker.get()] { Work(worker); }));
+    RETURN_IF_ERROR(
+        StartDetached([this, worker = worker.get()] { Work(worker); }, "jaxcomm-run"));
     workers_.push_back(std::move(worker));
     return OkStatus();
   }
 
   Status StartLocked() REQUIRES(mutex_) {
-    RETURN_IF_ERROR(watch_.Start([this] { WatchForStalls(); }));
+    RETURN_IF_ERROR(watch_.Start([this] { WatchForStalls(); }, "jaxcomm-stalls"));
     return workers_.empty() ? StartWorker() : OkStatus();
   }
 
