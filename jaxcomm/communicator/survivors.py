@@ -13,6 +13,7 @@ import random
 import sys
 import time
 import weakref
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -33,6 +34,14 @@ _LOOKING = 4
 _past: weakref.WeakKeyDictionary[Store, dict[tuple, list[list[int]]]] = (
     weakref.WeakKeyDictionary()
 )
+# How the launcher learns which processes were given up, if there is one.
+_tell_launcher: Callable[[int], object] | None = None
+
+
+def tell_of_given_up(tell: Callable[[int], object] | None) -> None:
+    """Have ``tell(process)`` called for each process that is given up and may live."""
+    global _tell_launcher
+    _tell_launcher = tell
 
 
 def survivors(
@@ -163,6 +172,9 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
             f"for it, and gave it up. {names(outcome)} go on without it. End this "
             f"process"
         )
+    if _tell_launcher is not None:
+        for process in {*candidates} - {*outcome}:
+            _tell_launcher(process)
     rounds.append(outcome)
     return outcome
 

@@ -90,7 +90,9 @@ def join(report=lambda news: None) -> None:
     import jax
 
     from jaxcomm import compat
+    from jaxcomm.communicator import survivors
 
+    survivors.tell_of_given_up(lambda process: report(f"gave-up {process}"))
     ours = place()
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     process = os.getpid()

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from jaxcomm.launch.options import Options
 
 LOOPBACK = "127.0.0.1"
+# What an address of gRPC begins with that is the path of a socket.
+SOCKET = "unix:"
 _CPU = "cpu"
 # Where one process cannot share a device with another.
 _GPUS = ("cuda", "gpu", "rocm")
@@ -50,7 +52,8 @@ def of_process(
         place = process - options.first if place is None else place
         ids = range(place * count, (place + 1) * count)
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
-    _keep_from_proxies(environment, address.rpartition(":")[0] or LOOPBACK)
+    if not address.startswith(SOCKET):
+        _keep_from_proxies(environment, address.rpartition(":")[0] or LOOPBACK)
     return environment
 
 

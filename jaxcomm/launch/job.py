@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import selectors
 import signal
 import time
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
-from jaxcomm.launch.process import Process
+from jaxcomm.launch.process import UNKILLABLE_SECONDS, Process
 from jaxcomm.launch.signals import Signals
 
 # As timeout(1) has it.
@@ -28,6 +29,9 @@ _INSISTENT_SECONDS = 0.2
 # Between looks at processes whose end wakes nobody.
 _LOOK_SECONDS = 0.1
 SIGNAL_BASE = 128
+# What a process reports, see child.py: its number, then its status, that all have
+# joined, or a process that it and others go on without.
+_REPORT = re.compile(rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready)|gave-up ([0-9]{1,7}))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Step:
 def _steps(first: int, grace: float) -> list[Step]:
     """Return what is tried one after the other, from ``first`` on."""
     polite = [first] if first == signal.SIGTERM else [first, signal.SIGTERM]
-    return [*(Step(number, grace) for number in polite), Step(signal.SIGKILL, math.inf)]
+    last = Step(signal.SIGKILL, UNKILLABLE_SECONDS)
+    return [*(Step(number, grace) for number in polite), last]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,8 @@ class Job:
         self._request = 0
         self._failed: int | None = None
         self._is_late = False
+        # Whether those that still run have been killed, in vain.
+        self._is_over = False
         self._status: int | None = None
 
     def wait(self) -> Outcome:
@@ -122,7 +129,7 @@ class Job:
                     selector.register(watch, selectors.EVENT_READ, process)
                 else:
                     unwatched.append(process)
-            while self._running:
+            while self._running and not self._is_over:
                 left = self._deadline - time.monotonic()
                 if unwatched:
                     left = min(left, _LOOK_SECONDS)
@@ -192,15 +199,20 @@ class Job:
             lines = os.read(self._reports, 1 << 16).split(b"\n")
         except BlockingIOError:
             return
-        for line in lines[:-1]:
-            number, word = line.decode().split()
-            if word == "ready":
+        for form in filter(None, map(_REPORT.fullmatch, lines)):
+            number, status, ready, given_up = form.groups()
+            if ready:
                 self._is_ready = True
-            else:
-                self._fail(int(number), int(word))
+            elif status:
+                self._fail(int(number), int(status))
+            elif self._give_up(int(given_up)):
+                self._ends.tell_given_up(int(given_up))
 
     def _read_ends(self):
-        for number, status, how in self._ends.take():
+        found, given_up = self._ends.take()
+        for number in given_up:
+            self._give_up(number)
+        for number, status, how in found:
             if status:
                 self._fail(number, status, how)
         if self._ends.refusal and self._status is None:
@@ -214,6 +226,18 @@ class Job:
             self._status = SIGNAL_BASE + signal.SIGKILL
             self._output.say("host 0, which served jax.distributed, is lost; stopping")
             self._stop_after_failure()
+
+    def _give_up(self, number) -> bool:
+        """End a process that the others go on without; return whether that is news.
+
+        It may be stopped, or wait in the kernel, and it must write nothing any more.
+        """
+        if self._least is None or number not in self._living:
+            return False
+        self._fail(number, SIGNAL_BASE + signal.SIGKILL, "was given up by the others")
+        if number in self._running:
+            self._running[number].send_all(signal.SIGKILL)
+        return True
 
     def _fail(self, number, status, how=""):
         if number not in self._living:
@@ -238,6 +262,11 @@ class Job:
         self._stop_after_failure()
 
     def _time_is_up(self):
+        if self._stopping and not self._steps:
+            self._is_over = True
+            who = ", ".join(map(str, sorted(self._running)))
+            self._output.say(f"killed, but the kernel does not end them: {who}")
+            return
         if self._stopping:
             self._next_step()
             return

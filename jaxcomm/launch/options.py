@@ -55,7 +55,8 @@ class Options:
       module: whether ``script`` is a module's name.
       devices_per_process: If None, as many as JAX finds.
       platform: for JAX_PLATFORMS. If None, what the environment says, or cpu.
-      coordinator_port: on the loopback interface. If 0, a free one.
+      coordinator_port: on the loopback interface. If 0, a free one. If None, a socket
+        that only this user reaches.
       prefix: whether lines say which process they are from.
       timeout: seconds for the whole run. If None, as long as it takes.
       grace: seconds a process that is asked to end may take.
@@ -64,7 +65,8 @@ class Options:
       min_processes: how many have to live then.
       hosts: on which processes are started, as many on each.
       host: the number of this one.
-      coordinator: host and port of the first host. If "", a port of this one.
+      coordinator: host and port of the first host. If "", an address of this one.
+      secret: path of a file with what only the launchers of the job know.
     """
 
     processes: int
@@ -73,7 +75,7 @@ class Options:
     module: bool = False
     devices_per_process: int | None = None
     platform: str | None = None
-    coordinator_port: int = 0
+    coordinator_port: int | None = None
     prefix: bool = True
     timeout: float | None = None
     grace: float = 5.0
@@ -83,6 +85,7 @@ class Options:
     hosts: int = 1
     host: int = 0
     coordinator: str = ""
+    secret: str = ""
 
     @property
     def total(self) -> int:
@@ -137,8 +140,8 @@ def parse(words: Sequence[str]) -> Options:
 
 def _check_hosts(parser, given):
     if given.hosts == 1:
-        if given.host or given.coordinator:
-            parser.error("--host and --coordinator go with --hosts")
+        if given.host or given.coordinator or given.secret:
+            parser.error("--host, --coordinator and --secret go with --hosts")
         return
     if given.host >= given.hosts:
         parser.error(f"--host: hosts have the numbers 0 to {given.hosts - 1}")
@@ -152,6 +155,11 @@ def _check_hosts(parser, given):
         parser.error(
             "--coordinator: give HOST:PORT of the first host, the same on all hosts. "
             "The port after it is taken too"
+        )
+    if not given.secret:
+        parser.error(
+            "--secret: name a file that only you can read, with the same text on all "
+            "hosts. One is made by: (umask 77; head -c 32 /dev/urandom | base64 > FILE)"
         )
 
 
@@ -199,10 +207,10 @@ def _parser():
     add(
         "--coordinator-port",
         type=_integer(0, 65535),
-        default=0,
         metavar="PORT",
-        help="where process 0 serves jax.distributed, on loopback (default: a free "
-        "port)",
+        help="serve jax.distributed at this port of the loopback interface, 0 for a "
+        "free one. Every user of this host can then read, write and end the job "
+        "(default: a socket that only you can reach)",
     )
     add(
         "--prefix",
@@ -264,6 +272,13 @@ def _parser():
         metavar="HOST:PORT",
         help="with --hosts: an address of host 0, for jax.distributed. The port after "
         "it is for the launchers",
+    )
+    add(
+        "--secret",
+        default="",
+        metavar="FILE",
+        help="with --hosts: a file that only you can read, with the same text on all "
+        "hosts. Launchers hear no others",
     )
     names = {
         name

@@ -12,6 +12,8 @@ from jaxcomm.launch.options import Options
 
 _CHILD = pathlib.Path(__file__).with_name("child.py")
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
+# A process that waits for a device or a file system does not end before that answers.
+UNKILLABLE_SECONDS = 5.0
 
 
 class Process:
@@ -113,13 +115,17 @@ class Process:
         return True
 
     def kill(self):
-        """End it and all that it has started, wait, and clean up.
+        """End it and all that it has started, wait if it ends, and clean up.
 
         Deletes shared memory, and closes pipes nobody took.
         """
         if self._popen.returncode is None:
             self.send_all(signal.SIGKILL)
-            self._popen.wait()
+            try:
+                self._popen.wait(UNKILLABLE_SECONDS)
+            except subprocess.TimeoutExpired:
+                # Whenever the kernel ends it, it does so by this signal.
+                self._popen.returncode = -signal.SIGKILL
         # Left by one that is killed between making and unlinking it, see segment.cc.
         for path in _SHARED_MEMORY.glob(f"jaxcomm-{self._popen.pid}-*"):
             # Another user's process may have had the same number.

@@ -3,42 +3,42 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 
 VARIABLE = "JAXCOMM_DUMP_DIR"
 _PATTERN = "flight-record-*.json"
 
 
+_FOLDER = "records"
+
+
 class FolderRefused(Exception):
-    """The folder that the user chose cannot be made; the text says why."""
+    """A folder that the run needs cannot be had; the text says why."""
 
 
-@contextlib.contextmanager
-def folder() -> Iterator[pathlib.Path]:
-    """Yield the folder for this run's records: the user's, or a temporary one.
-
-    That stays if there are records: the processes have named them, and told the user
-    what to do with them.
-    """
+def folder(own: pathlib.Path) -> pathlib.Path:
+    """Return the folder for a run's records: the user's, or one in the run's own."""
     chosen = os.environ.get(VARIABLE)
-    if chosen:
-        yield pathlib.Path(chosen).absolute()
-        return
-    made = pathlib.Path(tempfile.mkdtemp(prefix="jaxcomm-launch-"))
-    try:
-        yield made
-    finally:
-        if any(made.rglob(_PATTERN)):
-            _say(
-                f"{made} keeps the flight records; {VARIABLE} names another folder for "
-                "those of the next run"
-            )
-        else:
-            shutil.rmtree(made, ignore_errors=True)
+    return pathlib.Path(chosen).absolute() if chosen else own / _FOLDER
+
+
+def are_kept(own: pathlib.Path) -> bool:
+    """Return whether the own folder of a run holds records.
+
+    It stays then: the processes have named them, and told the user what to do with
+    them.
+    """
+    return any((own / _FOLDER).rglob(_PATTERN))
+
+
+def say_where(own: pathlib.Path) -> None:
+    """Say where the records are that the run's own folder keeps."""
+    if are_kept(own):
+        _say(
+            f"{own / _FOLDER} keeps the flight records, until some later runs keep "
+            f"theirs; {VARIABLE} names another folder"
+        )
 
 
 def make(path: pathlib.Path) -> None:

@@ -1,17 +1,21 @@
 """Run a program as several processes, from start to status."""
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
 import signal
 import time
 import uuid
+from collections.abc import Iterator
 
 from jaxcomm import compat
-from jaxcomm.launch import environment, port, records
+from jaxcomm.launch import environment, folder, port, records
 from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.job import WRONG_USE, Job, Outcome, describe
+from jaxcomm.launch.messages import SecretRefused
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
@@ -24,9 +28,9 @@ def run(options: Options) -> int:
     To be called by the main thread. No process is left, however it ends.
     """
     try:
-        with records.folder() as folder:
-            return _run(options, folder)
-    except (port.PortTaken, records.FolderRefused) as error:
+        with folder.of_run() as own:
+            return _run(options, own)
+    except (port.PortTaken, records.FolderRefused, SecretRefused) as error:
         _say(str(error))
         return WRONG_USE
     except KeyboardInterrupt:
@@ -34,23 +38,26 @@ def run(options: Options) -> int:
         return 128 + signal.SIGINT
 
 
-def _run(options: Options, folder: pathlib.Path) -> int:
+def _run(options: Options, own: pathlib.Path) -> int:
     end = time.monotonic() + (options.timeout or math.inf)
     inherited = os.environ | {
         "JAXCOMM_MAX_RESTARTS": str(options.max_restarts),
         "JAXCOMM_RUN_ID": uuid.uuid4().hex,
     }
     count = 0
+    stores = itertools.count()
     everyone = places = tuple(range(options.processes))
     while True:
         # Processes of one id write files of one name.
-        own = folder / f"attempt-{count}" if options.max_restarts else folder
-        records.make(own)
+        where = records.folder(own)
+        if options.max_restarts:
+            where /= f"attempt-{count}"
+        records.make(where)
         inherited["JAXCOMM_RESTART_COUNT"] = str(count)
-        inherited[records.VARIABLE] = str(own)
+        inherited[records.VARIABLE] = str(where)
         begin = records.now()
-        with port.reserved(options.coordinator_port) as number:
-            outcome = _attempt(options, places, number, inherited, end)
+        with _address(options, own / f"store-{next(stores)}") as address:
+            outcome = _attempt(options, places, address, inherited, end, own)
         if _join_without_the_lost(outcome, options):
             _say(
                 f"process {outcome.failed} {describe(outcome.status)} before all had "
@@ -59,7 +66,7 @@ def _run(options: Options, folder: pathlib.Path) -> int:
             places = tuple(places[process] for process in outcome.left)
             continue
         if outcome.status:
-            records.print_merged(own, begin)
+            records.print_merged(where, begin)
         goes_on, text = _after(outcome, count, options.max_restarts)
         if text:
             _say(text)
@@ -67,6 +74,18 @@ def _run(options: Options, folder: pathlib.Path) -> int:
             return outcome.status
         count += 1
         places = everyone
+
+
+@contextlib.contextmanager
+def _address(options: Options, socket: pathlib.Path) -> Iterator[str]:
+    """Yield where the job's store is served: on one host, where no other user may."""
+    if options.coordinator:
+        yield options.coordinator
+    elif options.coordinator_port is None:
+        yield f"{environment.SOCKET}{socket}"
+    else:
+        with port.reserved(options.coordinator_port) as number:
+            yield f"{environment.LOOPBACK}:{number}"
 
 
 def _join_without_the_lost(outcome: Outcome, options: Options) -> bool:
@@ -103,22 +122,23 @@ def _after(outcome: Outcome, count: int, most: int) -> tuple[bool, str]:
 def _attempt(
     options: Options,
     places: tuple[int, ...],
-    number: int,
+    address: str,
     inherited: dict[str, str],
     end: float,
+    own: pathlib.Path,
 ) -> Outcome:
     """Start the processes and wait for them.
 
     Args:
       options: what was asked for.
       places: of the processes on this host, which say what GPUs they have.
-      number: port of the coordinator.
+      address: of the job's store.
       inherited: environment of all processes.
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
+      own: folder of the run.
     """
     options = dataclasses.replace(options, processes=len(places))
     output = Output(options.prefix)
-    address = options.coordinator or f"{environment.LOOPBACK}:{number}"
     store = None
     if options.elastic and options.host == 0:
         if options.coordinator:
@@ -129,7 +149,7 @@ def _attempt(
     os.set_blocking(reports_read, False)
     processes = []
     signals = Signals()
-    ends = Ends(options, output)
+    ends = Ends(options, output, own)
     try:
         with signals, ends:
             try:

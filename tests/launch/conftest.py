@@ -43,14 +43,18 @@ _MINE = textwrap.dedent(
 ) + inspect.getsource(is_running)
 
 
+@pytest.fixture
+def temporary(tmp_path_factory):
+    """The folder for temporary files. Its path is short enough for sockets in it."""
+    return tmp_path_factory.mktemp("t")
+
+
 @pytest.fixture(autouse=True)
-def inherited(monkeypatch, tmp_path):
+def inherited(monkeypatch, temporary):
     """Takes away what the tests' own environment would add: devices, for one.
 
     Also its temporary folder, where a launcher leaves what it keeps.
     """
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("XLA_FLAGS", "")
@@ -122,6 +126,15 @@ def time_passes_at(monkeypatch, notes):
     for module in (job, run):
         monkeypatch.setattr(module, "time", clock)
     return pass_at
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file with what only the launchers of a job know."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    path.write_text("a secret of tests")
+    return str(path)
 
 
 @pytest.fixture

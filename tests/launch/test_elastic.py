@@ -1,6 +1,12 @@
 """Jobs that go on while enough of their processes live."""
 
+import contextlib
+import os
+
 import pytest
+import waiting
+
+from jaxcomm.launch import job, process
 
 pytestmark = pytest.mark.multiprocess
 
@@ -103,3 +109,50 @@ print("process", i, "is done")
     assert status == 0, err
     assert "process 0 is done" in out
     assert "process 1 ended with status 1; 1 other goes on" in err
+
+
+def test_who_was_given_up_is_killed_and_the_job_does_not_wait_for_it(
+    launch, notes, assert_gone, monkeypatch
+):
+    """Process 1 is stopped. It would go on some day, and write a checkpoint.
+
+    Of process 2 nobody sees the end, since a tracer keeps it: that stands for a process
+    that waits for a device, and for the kernel, which does not end it before.
+    """
+    monkeypatch.setattr(job, "UNKILLABLE_SECONDS", waiting.EXPIRES_SECONDS)
+    monkeypatch.setattr(process, "UNKILLABLE_SECONDS", waiting.EXPIRES_SECONDS)
+    status, out, err = launch(
+        f"""{PROGRAM}
+import ctypes
+import jaxcomm
+from waiting import EXPIRES_SECONDS
+PTRACE_SEIZE = 0x4206
+mesh = jax.make_mesh((3,), ("i",), (jax.sharding.AxisType.Auto,))
+if i == 1: os.kill(os.getpid(), signal.SIGSTOP)
+if i == 2:
+    if os.fork() == 0:
+        os.setsid()
+        seized = ctypes.CDLL(None).ptrace(PTRACE_SEIZE, os.getppid(), 0, 0)
+        tell("traced", str(seized == 0))
+        hear("release")
+        os._exit(0)
+    forever()
+print("traces", hear("traced"))
+smaller = jaxcomm.shrink(mesh, "i", timeout=EXPIRES_SECONDS)
+print("process", i, "goes on with", smaller.size)
+""",
+        processes=3,
+        elastic=True,
+        grace=0.5,
+        timeout=60.0,
+    )
+    (notes / "release").touch()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(int((notes / "pid-2").read_text()), 0)
+    assert "process 0 goes on with 1" in out
+    assert status == 0, err
+    assert_gone([(notes / f"pid-{i}").read_text() for i in (1, 2)])
+    for i in 1, 2:
+        assert f"process {i} was given up by the others; " in err
+    if "traces True" in out:
+        assert "killed, but the kernel does not end them: 2" in err

@@ -47,7 +47,7 @@ except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError) as er
 
 
 @pytest.fixture
-def hosts(stand_in_path, program, notes, started):
+def hosts(stand_in_path, program, notes, started, secret):
     """Two launchers, once all four processes have added; all is in one group."""
     variables = environment() | {
         "JAXCOMM_NCCL_LIBRARY": stand_in_path,
@@ -55,7 +55,7 @@ def hosts(stand_in_path, program, notes, started):
         records.VARIABLE: str(notes),
     }
     options = ["-n2", "--hosts=2", "--elastic"]
-    options += [f"--coordinator=127.0.0.1:{ports.free(2)}"]
+    options += [f"--secret={secret}", f"--coordinator=127.0.0.1:{ports.free(2)}"]
     script = program(PROGRAM)
     both = [
         started(*options, f"--host={host}", script, env=variables) for host in range(2)

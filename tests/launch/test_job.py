@@ -33,7 +33,7 @@ def test_all_well(launch):
     ],
 )
 def test_the_first_failure_gives_the_status_and_stops_the_others(
-    ending, status, said, launch, assert_gone, tmp_path
+    ending, status, said, launch, assert_gone, temporary
 ):
     found, out, err = launch(
         "print(f'pid={os.getpid()}'); tell(f'x{i}')\n"
@@ -47,7 +47,7 @@ def test_the_first_failure_gives_the_status_and_stops_the_others(
     assert "stopping the others" in err
     assert_gone(pids(out))
     # Nor does any file stay.
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("sees_them", [True, False])

@@ -21,8 +21,9 @@ def script(tmp_path, monkeypatch):
         ("-n 4 --elastic train.py", Options(4, "train.py", elastic=True)),
         ("-n 4 --elastic --min-processes 2 train.py",
          Options(4, "train.py", elastic=True, min_processes=2)),
-        ("-n 4 --elastic --hosts 2 --host 1 --coordinator a:12 train.py",
-         Options(4, "train.py", elastic=True, hosts=2, host=1, coordinator="a:12")),
+        ("-n 4 --elastic --hosts 2 --host 1 --coordinator a:12 --secret s train.py",
+         Options(4, "train.py", elastic=True, hosts=2, host=1, coordinator="a:12",
+                 secret="s")),
         ("-n2 -m json.tool -m x", Options(2, "json.tool", ("-m", "x"), module=True)),
         ("--processes=3 --devices-per-process 2 --platform cuda --no-prefix "
          "--coordinator-port 123 --timeout 99.5 --grace 2 --max-restarts 7 "
@@ -56,9 +57,10 @@ def test_options_are_read(words, parsed):
         ("-n 2 --min-processes 1 train.py", "--min-processes goes with --elastic"),
         ("-n 2 --elastic --min-processes 3 train.py", "there are 2 processes"),
         ("-n 2 --hosts 2 train.py", "--hosts goes with --elastic"),
-        ("-n 2 --host 1 train.py", "--host and --coordinator go with --hosts"),
+        ("-n 2 --host 1 train.py", "--host, --coordinator and --secret go with"),
         ("-n 2 --elastic --hosts 2 --host 2 train.py", "numbers 0 to 1"),
         ("-n 2 --elastic --hosts 2 train.py", "--coordinator: give HOST:PORT"),
+        ("-n 2 --elastic --hosts 2 --coordinator a:12 train.py", "--secret: name a"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),
         ("-n 2 -m ..x", "there is no module ''"),

@@ -36,9 +36,10 @@ def test_a_port_in_use_is_refused_by_name(launch):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_coordinator_that_host_0_cannot_serve_is_refused(after, launch):
+def test_a_coordinator_that_host_0_cannot_serve_is_refused(after, launch, secret):
     """Its own port, or the next one."""
-    told, number = {"elastic": True, "hosts": 2, "processes": 1}, ports.free(2)
+    told = {"elastic": True, "hosts": 2, "processes": 1, "secret": secret}
+    number = ports.free(2)
     with socket.create_server(("127.0.0.1", number + after)):
         status, out, err = launch(
             "print('ran')", coordinator=f"127.0.0.1:{number}", **told

@@ -26,7 +26,7 @@ def merge(monkeypatch):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("own", [False, True])
 def test_a_failed_run_ends_with_the_merged_records(
-    own, merge, launch, tmp_path, monkeypatch
+    own, merge, launch, tmp_path, temporary, monkeypatch
 ):
     if own:
         monkeypatch.setenv(records.VARIABLE, str(tmp_path))
@@ -41,14 +41,14 @@ def test_a_failed_run_ends_with_the_merged_records(
     kept = tmp_path
     if not own:
         # The processes themselves have named it: it has to be there.
-        (kept,) = (tmp_path / "temporary").iterdir()
+        (kept,) = temporary.glob("jaxcomm-*/run-*/records")
         assert lines.pop() == (
-            f"jaxcomm.launch: {kept} keeps the flight records; JAXCOMM_DUMP_DIR names "
-            "another folder for those of the next run"
+            f"jaxcomm.launch: {kept} keeps the flight records, until some later runs "
+            "keep theirs; JAXCOMM_DUMP_DIR names another folder"
         )
     assert lines[-1] == "merged 0 1"
     assert (kept / "flight-record-1.json").read_text() == "1"
-    assert own == (list((tmp_path / "temporary").iterdir()) == [])
+    assert own == (list(temporary.iterdir()) == [])
 
 
 def test_a_folder_that_cannot_be_made_is_refused(launch, tmp_path, monkeypatch):
@@ -60,11 +60,11 @@ def test_a_folder_that_cannot_be_made_is_refused(launch, tmp_path, monkeypatch):
 
 
 @pytest.mark.multiprocess
-def test_a_run_without_failure_compares_none_and_keeps_them(merge, launch, tmp_path):
+def test_a_run_without_failure_compares_none_and_keeps_them(merge, launch, temporary):
     status, out, err = launch(WRITES)
-    (kept,) = (tmp_path / "temporary").iterdir()
+    (kept,) = temporary.glob("jaxcomm-*/run-*/records")
     assert (status, out) == (0, "")
-    assert err.startswith(f"jaxcomm.launch: {kept} keeps the flight records; ")
+    assert err.startswith(f"jaxcomm.launch: {kept} keeps the flight records")
     assert err.count("\n") == 1
 
 
