@@ -41,7 +41,7 @@ def train(folder, share, wrong_step):
         xs = np.random.default_rng(number).standard_normal(shape, np.float32)
         if number == wrong_step:
             xs.view(np.int32)[-1, -1, -1] ^= 1 << 20
-        w = jax.block_until_ready(step(w, xs))
+        w = step(w, xs)
         jaxcomm.save_checksums(folder, number)
 
 

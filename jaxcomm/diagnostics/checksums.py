@@ -1,7 +1,9 @@
 """Checksums of what collectives take and return, to find where two runs part.
 
-Lowering declares each call as a :class:`Site` and has every device hand over its
-checksums when it has the results. This module keeps them until they are saved.
+Lowering declares each call as a :class:`Site`, with the devices of this process that
+come to it, and has every device hand over its checksums when it has the results. This
+module keeps them until they are saved. To save is to wait, look, write and only then
+forget: who came is counted against who was declared.
 
 A file has one JSON document a line, one for each :func:`save_checksums`::
 
@@ -19,20 +21,23 @@ results. A device's entries are in the order in which it had the results.
 
 import dataclasses
 import json
+import operator
 import os
 import pathlib
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
+import numpy as np
 
-from jaxcomm import config
+from jaxcomm import compat, config
 
 VERSION = 1
 # Entries that are kept between two saves: some hundred MB.
 MOST_ENTRIES = 1 << 20
+_LONGEST_WHERE = 500
 _START = secrets.token_hex(8)
 
 
@@ -68,10 +73,16 @@ class Site:
     def where(self) -> str:
         """What messages call it, as ``psum over ('data',) number 0 of jit_step``."""
         scope = f" in {self.scope}" if self.scope else ""
-        return (
+        where = (
             f"{self.name} over {self.axes} number {self.number} of "
             f"{self.program}{scope}"
         )
+        return where if len(where) <= _LONGEST_WHERE else where[:_LONGEST_WHERE] + "..."
+
+    def group_of(self, at: Sequence[int]) -> tuple[int, ...]:
+        """Return a device's coordinates along the axes that are not of the call."""
+        sizes = zip(self.mesh, at, strict=True)
+        return tuple(at for (axis, _), at in sizes if axis not in self.axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +104,20 @@ class Entry:
     @property
     def group(self) -> tuple[int, ...]:
         """The coordinates along the axes that are not of the call."""
-        sizes = zip(self.site.mesh, self.at, strict=True)
-        return tuple(at for (axis, _), at in sizes if axis not in self.site.axes)
+        return self.site.group_of(self.at)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Lowered:
+    """A call of one program.
+
+    Attributes:
+      site: the call.
+      local: the coordinates in the mesh of this process's devices.
+    """
+
+    site: Site
+    local: tuple[tuple[int, ...], ...]
 
 
 class _Store:
@@ -102,39 +125,53 @@ class _Store:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._clear()
+        self._handed: list[tuple[_Lowered, list[int]]] = []
+        self._dropped = 0
 
-    def _clear(self):
-        self._entries, self._dropped = [], 0
-
-    def add(self, site: Site, words: list[int]) -> None:
+    def add(self, lowered: _Lowered, words: list[int]) -> None:
         with self._lock:
-            if len(self._entries) < MOST_ENTRIES:
-                self._entries.append((site, words))
+            if len(self._handed) < MOST_ENTRIES:
+                self._handed.append((lowered, words))
             else:
                 self._dropped += 1
 
-    def take(self):
+    def look(self) -> tuple[list[tuple[_Lowered, list[int]]], int]:
         with self._lock:
-            taken = self._entries, self._dropped
-            self._clear()
-        return taken
+            return list(self._handed), self._dropped
+
+    def forget(self, count: int, dropped: int) -> None:
+        """Forget what was saved. What came since :meth:`look` stays."""
+        with self._lock:
+            del self._handed[:count]
+            self._dropped -= dropped
 
 
 _store = _Store()
 # What is traced but never recorded, and why. It is told with every save.
 _unrecorded: set[str] = set()
+# Of the devices for which calls were lowered.
+_platforms: set[str] = set()
 
 
-def add(site: Site, words: list[int]) -> None:
-    """Keep what a device hands over.
+def declare(site: Site, mesh: jax.sharding.Mesh) -> Callable[[Iterable[int]], None]:
+    """Declare a call of a program that is being lowered.
 
     Args:
       site: the call.
-      words: of 32 bits: the device's coordinates in the mesh, then the two halves of
-        each operand's checksum, and of each result's.
+      mesh: of the devices that come to it.
+
+    Returns:
+      What a device is to call each time it has the results. It takes words of 32 bits:
+      the device's coordinates in the mesh, then the two halves of each operand's
+      checksum, and of each result's.
     """
-    _store.add(site, words)
+    here = jax.process_index()
+    local = tuple(
+        at for at, each in np.ndenumerate(mesh.devices) if each.process_index == here
+    )
+    _platforms.update(each.platform for each in mesh.devices.flat)
+    lowered = _Lowered(site, local)
+    return lambda words: _store.add(lowered, list(map(int, words)))
 
 
 def note_unrecorded(what: str) -> None:
@@ -146,8 +183,9 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
     """Append the checksums of all collectives since the last call to a file.
 
     For programs that run with ``JAXCOMM_CHECKSUMS=1``. Call it in every process, after
-    each step, when the step's results are ready. :func:`jaxcomm.compare_runs` reads the
-    folders of two runs and names the first collective at which they differ.
+    each step. It waits until the devices have run what was launched before.
+    :func:`jaxcomm.compare_runs` reads the folders of two runs and names the first
+    collective at which they differ.
 
     Args:
       folder: of the run, made if it is missing. Process ``i`` writes
@@ -159,10 +197,11 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
       The path of the file.
 
     Raises:
-      OSError: if the file cannot be written.
-      RuntimeError: without ``JAXCOMM_CHECKSUMS=1``, or if ranks of this process have
-        handed over different numbers of calls: results were not ready yet.
+      OSError: if the file cannot be written. Nothing is lost: call it again.
+      RuntimeError: without ``JAXCOMM_CHECKSUMS=1``, or if some devices of this process
+        did not end a call that others ended. Nothing is lost here either.
       TypeError: if the step is no integer.
+      ValueError: if the step is negative.
 
     Example:
       >>> jaxcomm.save_checksums("run_a", step=0)  # doctest: +SKIP
@@ -172,12 +211,12 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
             "save_checksums: nothing is recorded. Start the program with "
             "JAXCOMM_CHECKSUMS=1: it is read when jaxcomm is imported"
         )
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise TypeError(f"save_checksums: step must be an integer from 0, got {step!r}")
-    words_of_all, dropped = _store.take()
-    entries = [_entry(site, words) for site, words in words_of_all]
+    step = _step(step)
+    _wait()
+    handed, dropped = _store.look()
     if not dropped:  # the record says so itself
-        _check_complete(entries)
+        _check_whole(handed)
+    entries = [_entry(lowered.site, words) for lowered, words in handed]
     index = {site: i for i, site in enumerate(dict.fromkeys(e.site for e in entries))}
     document = {
         "version": VERSION,
@@ -192,9 +231,83 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
     }
     path = pathlib.Path(folder) / f"checksums-{jax.process_index()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if step else "w", encoding="utf-8") as file:
-        file.write(json.dumps(document) + "\n")
+    _append(path, json.dumps(document) + "\n", is_first=step == 0)
+    _store.forget(len(handed), dropped)
     return path
+
+
+def _step(step) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = None
+    if number is None or isinstance(step, bool):
+        raise TypeError(f"save_checksums: step must be an integer, got {step!r}")
+    if number < 0:
+        raise ValueError(f"save_checksums: step must not be negative, got {step!r}")
+    return number
+
+
+def _append(path, line: str, *, is_first: bool):
+    """Write a line, or nothing: half a line would spoil the next."""
+    with path.open("w" if is_first else "a", encoding="utf-8") as file:
+        before = file.tell()
+        try:
+            file.write(line)
+            file.flush()
+        except OSError:
+            os.ftruncate(file.fileno(), before)
+            raise
+
+
+def _wait():
+    """Wait until the devices of this process have run what was launched before.
+
+    A device runs programs in the order in which they were launched, and a callback is a
+    part of its program. XLA's CPU client keeps that order among programs of several
+    devices, and among those of one. So one of each kind is launched and waited for.
+    """
+    for platform in _platforms:
+        try:
+            devices = jax.local_devices(backend=platform)
+        except compat.NO_DEVICES:
+            continue  # lowered for devices of elsewhere
+        for each in ([device] for device in devices):
+            _run_on(each)
+        _run_on(devices)
+
+
+def _run_on(devices: list):
+    mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
+    # Within the user's mesh JAX would refuse arrays of another.
+    with jax.set_mesh(mesh):
+        split = jax.NamedSharding(mesh, jax.P("devices"))
+        zeros = jax.device_put(np.zeros(len(devices), np.float32), split)
+        jax.block_until_ready(_negated(zeros))
+
+
+@jax.jit
+def _negated(x):
+    return -x
+
+
+def _check_whole(handed):
+    """Raise if a device of a group did not end a call as often as the others here."""
+    counts: dict[tuple, Counter] = {}
+    for lowered, words in handed:
+        at = tuple(words[: len(lowered.site.mesh)])
+        group = lowered.site.group_of(at)
+        counts.setdefault((lowered, group), Counter())[at] += 1
+    for (lowered, group), found in counts.items():
+        site = lowered.site
+        times = {found[at] for at in lowered.local if site.group_of(at) == group}
+        if len(times) > 1:
+            raise RuntimeError(
+                f"save_checksums: {site.where} ended {max(times)} times on some "
+                f"devices and {min(times)} times on others. If another thread runs "
+                f"it, call jax.block_until_ready on its results, and save again. If "
+                f"the program failed, start it again from the last step that was saved"
+            )
 
 
 def _as_json(site):
@@ -217,11 +330,3 @@ def unequal_counts(entries: Iterable[Entry]) -> Iterator[tuple[Site, str]]:
         if len(set(found.values())) > 1:
             most, least = max(found.values()), min(found.values())
             yield site, f"{most} times on some devices and {least} times on others"
-
-
-def _check_complete(entries):
-    for site, counts in unequal_counts(entries):
-        raise RuntimeError(
-            f"save_checksums: {site.where} ended {counts}. Call jax.block_until_ready "
-            f"on the step's results first"
-        )

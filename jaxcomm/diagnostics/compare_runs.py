@@ -1,34 +1,13 @@
 """Find the first collective at which two runs differ, from their checksums."""
 
 import dataclasses
-import json
-import math
 import os
-import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from jaxcomm.diagnostics.checksums import (
-    MOST_ENTRIES,
-    VERSION,
-    Entry,
-    Site,
-    unequal_counts,
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The checksums of one run.
-
-    Attributes:
-      steps: the entries of each step, process by process.
-      unrecorded: the calls that no device handed over, and why.
-    """
-
-    steps: dict[int, list[Entry]]
-    unrecorded: frozenset[str]
+from jaxcomm.communicator import text_table as table
+from jaxcomm.diagnostics.checksum_files import Mesh, Run, load
+from jaxcomm.diagnostics.checksums import Entry, Site
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,18 +87,19 @@ def compare_runs(
     """
     runs = load(first), load(second)
     if alone := sorted(runs[0].steps.keys() ^ runs[1].steps.keys()):
-        raise ValueError(f"compare_runs: one of the runs alone has steps {alone}")
+        raise ValueError(
+            f"compare_runs: one of the runs alone has steps [{table.numbers(alone)}]"
+        )
     compared = 0
     skipped = dict.fromkeys(sorted(runs[0].unrecorded | runs[1].unrecorded))
     for step in runs[0].steps:
-        for found in _compared(*(_Step(run.steps[step]) for run in runs)):
+        for found in _compared(step, *runs):
             if isinstance(found, str):
                 skipped[found] = None
             elif found is None:
                 compared += 1
             else:
-                where = dataclasses.replace(found, step=step)
-                return Comparison(where, compared, tuple(skipped))
+                return Comparison(found, compared, tuple(skipped))
     if not compared:
         raise ValueError(
             f"compare_runs: nothing can be compared: {'; '.join(skipped) or 'no call'}"
@@ -135,46 +115,64 @@ class _Step:
     """The calls of a step, in the order of process 0.
 
     Attributes:
-      calls: (place, turn) -> coordinates of a device -> its entry.
-      turns: how often devices came to each place.
-      meshes: of all calls.
+      calls: (place, mesh, turn) -> coordinates of a device -> its entry.
+      turns: place -> mesh -> how often devices came there.
     """
 
     def __init__(self, entries: list[Entry]):
-        self.calls: dict[tuple[Place, int], dict[tuple[int, ...], Entry]] = {}
-        turns: Counter = Counter()
+        self.calls: dict[tuple[Place, Mesh, int], dict[tuple[int, ...], Entry]] = {}
+        self.turns: dict[Place, Counter] = {}
+        times: Counter = Counter()
         for entry in entries:
             site = entry.site
             place = site.name, site.axes, site.number, site.program
-            turn = turns[place, entry.at]
-            turns[place, entry.at] += 1
-            self.calls.setdefault((place, turn), {})[entry.at] = entry
-        self.turns = Counter(place for place, _ in self.calls)
-        self.meshes = {entry.site.mesh for entry in entries}
+            turn = times[place, site.mesh, entry.at]
+            times[place, site.mesh, entry.at] += 1
+            self.calls.setdefault((place, site.mesh, turn), {})[entry.at] = entry
+        for place, mesh, _ in self.calls:
+            self.turns.setdefault(place, Counter())[mesh] += 1
 
 
-def _compared(a: _Step, b: _Step) -> Iterator[Difference | str | None]:
+def _compared(step: int, *runs: Run) -> Iterator[Difference | str | None]:
     """Yield of each call what differs, None if nothing, or why it is not compared."""
-    is_same_mesh = a.meshes == b.meshes
-    for place, turn in {**a.calls, **b.calls}:
-        ours, theirs = (each.calls.get((place, turn), {}) for each in (a, b))
-        site = next(iter({**ours, **theirs}.values())).site
-        if is_same_mesh:
-            found = _of_one_mesh(ours, theirs)
-        elif a.turns[place] != b.turns[place]:
-            counts = f"{a.turns[place]} and {b.turns[place]} times"
-            yield f"{site.where}: called {counts} in a step"
-            continue
+    a, b = (_Step(run.steps[step]) for run in runs)
+    for call in {**a.calls, **b.calls}:
+        place, mesh, turn = call
+        ours, theirs = (each.turns.get(place, {}) for each in (a, b))
+        alone = [each for each in ours if each not in theirs]
+        instead = [each for each in theirs if each not in ours]
+        entries = (a if call in a.calls else b).calls[call]
+        site = next(iter(entries.values())).site
+        if mesh in ours and mesh in theirs:
+            found = _of_one_mesh(a.calls.get(call, {}), b.calls.get(call, {}))
+        elif not (alone and instead):
+            found = _of_one_run(site, runs[0] if mesh in theirs else runs[1])
+        elif mesh in theirs:
+            continue  # compared with what the first run has in its place
+        elif len(alone) > 1 or len(instead) > 1:
+            found = "called over several meshes in a step"
+        elif ours[mesh] != theirs[instead[0]]:
+            found = f"called {ours[mesh]} and {theirs[instead[0]]} times in a step"
         else:
-            found = _of_two_meshes(ours, theirs)
+            found = _of_two_meshes(entries, b.calls[place, instead[0], turn])
         if found is None or isinstance(found, str):
             yield found and f"{site.where}: {found}"
-            continue
-        what, rank = found
-        yield Difference(-1, site, turn, rank, what)
+        else:
+            what, rank = found
+            yield Difference(step, site, turn, rank, what)
 
 
 Found = tuple[str, dict[str, int] | None] | str | None
+
+
+def _of_one_run(site: Site, other: Run) -> Found:
+    """Say what it means that a run does not have a call in a step."""
+    if other.unrecorded_like(site):
+        return "one of the runs did not record it"
+    # A run over meshes of other sizes may call other collectives.
+    if other.meshes and site.mesh not in other.meshes:
+        return "one run alone called it in a step"
+    return "calls", None
 
 
 def _of_one_mesh(a: Mapping, b: Mapping) -> Found:
@@ -206,94 +204,3 @@ def _of_two_meshes(a: Mapping, b: Mapping) -> Found:
         if len({entry.results for entry in both if entry.group == group}) > 1:
             return "results", None
     return None
-
-
-def load(folder: str | os.PathLike[str]) -> Run:
-    """Read what all processes of a run wrote by :func:`save_checksums`.
-
-    Raises:
-      ValueError: a file, a step or an entry is missing or damaged, or there were more
-        entries than are kept.
-    """
-    paths = sorted(pathlib.Path(folder).glob("checksums-*.jsonl"))
-    if not paths:
-        raise ValueError(f"{os.fspath(folder)}: no checksums of a run are there")
-    documents: dict[int, dict[int, dict]] = {}
-    for path in paths:
-        for step, document in _steps_of(path).items():
-            documents.setdefault(step, {})[document["process"]] = document
-    steps = {
-        step: _of_step(folder, step, documents[step]) for step in sorted(documents)
-    }
-    every = (each for of_step in documents.values() for each in of_step.values())
-    return Run(steps, frozenset().union(*(each["unrecorded"] for each in every)))
-
-
-def _steps_of(path):
-    """Return the documents of a file by step, each step as it was taken last."""
-    found, start = {}, None
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        document = _parsed(line, f"{path}, line {number}")
-        step = document["step"]
-        if document["start"] != start:
-            # Resumed from here: the steps that follow are taken again.
-            found = {before: each for before, each in found.items() if before < step}
-            start = document["start"]
-        if step in found:
-            raise ValueError(f"{path}, line {number}: its step was saved before")
-        found[step] = document
-    return found
-
-
-def _parsed(line, where):
-    try:
-        document = json.loads(line)
-        if document["version"] != VERSION:
-            raise ValueError(f"version {document['version']}, this one reads {VERSION}")
-        sites = [
-            Site(**{name: _frozen(value) for name, value in site.items()})
-            for site in document["sites"]
-        ]
-        document["entries"] = [
-            Entry(sites[i], tuple(at), tuple(operands), tuple(results))
-            for i, at, operands, results in document["entries"]
-        ]
-        for name in ("step", "process", "processes", "start", "dropped", "unrecorded"):
-            document[name]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{where}: not checksums of jaxcomm: {error!r}") from None
-    return document
-
-
-def _frozen(value) -> Any:
-    if isinstance(value, dict):
-        return tuple(value.items())
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _of_step(folder, step, of_processes):
-    """Return the entries of a step, which must be all that there were."""
-    where = f"{os.fspath(folder)}, step {step}"
-    counts = sorted({each["processes"] for each in of_processes.values()})
-    count = counts[0]
-    if len(counts) > 1:
-        raise ValueError(
-            f"{where}: written by runs of {counts} processes. Name a folder for each"
-        )
-    if missing := sorted(set(range(count)) - set(of_processes)):
-        raise ValueError(f"{where}: nothing from processes {missing} of {count}")
-    if dropped := sum(each["dropped"] for each in of_processes.values()):
-        raise ValueError(
-            f"{where}: {dropped} more calls than the {MOST_ENTRIES} that are kept. "
-            f"Save more often"
-        )
-    every = [e for _, each in sorted(of_processes.items()) for e in each["entries"]]
-    for site, counts in unequal_counts(every):
-        raise ValueError(f"{where}: {site.where} ended {counts}")
-    present = {(entry.site, entry.group, entry.at) for entry in every}
-    ranks = Counter((site, group) for site, group, _ in present)
-    for (site, _), found in ranks.items():
-        expected = math.prod(size for axis, size in site.mesh if axis in site.axes)
-        if found != expected:
-            raise ValueError(f"{where}: {site.where}: {found} of {expected} ranks")
-    return every

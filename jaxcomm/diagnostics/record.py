@@ -197,7 +197,7 @@ def parse(document: Any) -> ProcessRecord:
         raise RecordError("not a flight record of jaxcomm")
     if (version := document.get("version")) != VERSION:
         raise RecordError(
-            f"a flight record of version {_quoted(version)}; this jaxcomm reads "
+            f"a flight record of version {quoted(version)}; this jaxcomm reads "
             f"version {VERSION}"
         )
     try:
@@ -227,14 +227,14 @@ def _communicator(document):
     entries = tuple(_fill(Entry, entry) for entry in _list(document, "entries"))
     for entry in entries:
         if entry.state not in _STATES:
-            raise ValueError(f"state {_quoted(entry.state)} is none of {_STATES}")
+            raise ValueError(f"state {quoted(entry.state)} is none of {_STATES}")
         if not (
             0 <= entry.group < len(groups)
             and 0 <= entry.rank < len(groups[entry.group])
         ):
             raise ValueError(
                 f"rank {entry.rank} of group {entry.group} is not in groups "
-                f"{_quoted(groups)}"
+                f"{quoted(groups)}"
             )
     return _fill(CommunicatorRecord, document, groups=groups, entries=entries)
 
@@ -263,7 +263,7 @@ def _numbers(values, name) -> tuple[int, ...]:
 def _a(kind, value, name) -> Any:
     """Returns a value that must be of a type, a text with escapes."""
     if not _is_a(value, kind):
-        raise TypeError(f"{name} is {_quoted(value)}")
+        raise TypeError(f"{name} is {quoted(value)}")
     return table.plain(value) if isinstance(value, str) else value
 
 
@@ -280,6 +280,7 @@ def _is_a(value, kind):
     return isinstance(value, kind)
 
 
-def _quoted(value):
+def quoted(value: Any) -> str:
+    """Returns what a message shows of a value that may be anything."""
     text = table.plain(repr(value))
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."

@@ -102,7 +102,9 @@ def recorded_done(collective, ctx, held: Sequence, call: Call, results: Sequence
 def _record(collective, ctx, operands, call, results):
     """Lower what hands over the checksums of a call."""
     avals = [*ctx.avals_in[: len(operands)], *ctx.avals_out]
-    site = _site(collective, ctx, call, len(operands))
+    mesh = compat.concrete_mesh(ctx)
+    assert mesh is not None  # it is asked for
+    site = _site(collective, ctx, mesh, call, len(operands))
     words = len(site.mesh) + 2 * len(avals)
     of_words = ctx.replace(
         avals_in=avals, avals_out=[compat.array_type((words,), np.uint32)]
@@ -111,7 +113,8 @@ def _record(collective, ctx, operands, call, results):
         (found,) = compat.lower_as(
             lambda *xs: [_words(site.mesh, xs)], of_words, *operands, *results
         )
-    compat.call_host(ctx, lambda x: checksums.add(site, np.asarray(x).tolist()), found)
+    hand_over = checksums.declare(site, mesh)
+    compat.call_host(ctx, lambda x: hand_over(np.asarray(x).tolist()), found)
 
 
 def _rounded(ctx, avals, arrays):
@@ -119,10 +122,8 @@ def _rounded(ctx, avals, arrays):
     return compat.lower_as(lambda *xs: list(map(rounded, xs)), ctx, *arrays)
 
 
-def _site(collective, ctx, call, leaves) -> checksums.Site:
+def _site(collective, ctx, mesh, call, leaves) -> checksums.Site:
     """Return what names the call in a record."""
-    mesh = compat.concrete_mesh(ctx)
-    assert mesh is not None  # it is asked for
     numbers = compat.kept_with_module(ctx, _Numbers)
     number = numbers[call.name, call.axes]
     numbers[call.name, call.axes] += 1
@@ -185,7 +186,7 @@ def _words_of(x) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     bits = jax.dtypes.itemsize_bits(x.dtype)
-    if bits < 8 or bits < 64:
+    if bits < 64:
         x = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
     else:
         x = jax.lax.bitcast_convert_type(x, jnp.uint32)

@@ -1,10 +1,12 @@
 """Checksums name the first collective at which two runs differ, and never say equal."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import forked
 import jax
@@ -12,11 +14,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import waiting
 
 import jaxcomm
 from jaxcomm import config
 from jaxcomm.diagnostics import checksums
-from jaxcomm.diagnostics.compare_runs import load
+from jaxcomm.diagnostics.checksum_files import load
 from jaxcomm.primitives.checksums import checksum
 
 PROGRAM = pathlib.Path(__file__).with_name("checksummed.py")
@@ -190,6 +193,57 @@ def test_runs_on_one_mesh_are_compared_in_all_they_have(tmp_path):
             assert str(jaxcomm.compare_runs(*pair)) == f"step 0, {said}"
 
 
+# What two runs of two steps called: the meshes of psum ("2", "4"), and of another
+# program's ("e"), in either step; and the verdict. Meshes differ in size.
+PAIRS = {
+    "equal": ("2 2", "2 2", "all 2 calls"),
+    "nothing in the second step": ("2 2", "2 -", "step 1, {psum}: calls differ"),
+    "nothing at all": ("2 2", "- -", "step 0, {psum}: calls differ"),
+    "a mesh more, equal": ("2,e2 2", "2,e2 2", "all 3 calls"),
+    "a mesh more in one": ("2 2", "2,e4 2", "not compared: {eval}: one run alone"),
+    "a mesh more that both have": ("2 2,e4", "2,e4 2,e4", "step 0, {eval}: calls diff"),
+    "two sizes": ("2 2", "4 4", "all 2 calls"),
+    "two sizes, one evaluates": ("2,e2 2", "4 4", "not compared: {eval}: one run alo"),
+    "two sizes, evaluated on one": (
+        "2,e2 2,e2",
+        "4,e2 4",
+        "step 1, {eval}: calls diff",
+    ),
+    "two sizes of one program": ("2,4 2", "2,4 2", "all 3 calls"),
+    "two sizes, in one alone": ("2,4 2,4", "2,4 2", "step 1, {psum}: calls differ"),
+    "three sizes": ("2,4 2", "8 8", "not compared: {psum}: called over several me"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_each_call_is_compared_by_its_own_mesh(tmp_path, pair):
+    *runs, said = pair
+    for name, calls in zip("ab", runs, strict=True):
+        for step, of_step in enumerate(calls.split()):
+            sites, entries = [], []
+            for call in of_step.replace("-", "").split(",") if of_step != "-" else ():
+                ranks, number = int(call[-1]), len(sites)
+                program = "jit_eval" if call[0] == "e" else "jit_f"
+                sites.append(site_of(ranks=ranks, program=program))
+                entries += [(number, at, f"{at}", "c") for at in range(ranks)]
+            write(tmp_path / name, entries, sites, step=step)
+    places = {"psum": "psum over ('i',) number 0 of jit_f"}
+    places["eval"] = places["psum"].replace("_f", "_eval")
+    for pair in ("ab", "ba"):
+        text = str(jaxcomm.compare_runs(*(tmp_path / name for name in pair)))
+        assert said.format(**places) in text
+
+
+def test_what_a_run_could_not_record_is_no_difference(tmp_path):
+    sites = [site_of(), site_of("all_to_all")]
+    both = write(tmp_path / "both", [*BOTH, (1, 0, "a", "c"), (1, 1, "a", "c")], sites)
+    why = "all_to_all over ('i',): JAX calls no host from this platform"
+    one = write(tmp_path / "one", BOTH, unrecorded=[why])
+    found = jaxcomm.compare_runs(both, one)
+    assert (found.first, found.compared) == (None, 1)
+    assert "one of the runs did not record it" in found.skipped[1]
+
+
 def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
     two = write(tmp_path / "two", BOTH)
     four = [(0, rank, f"{rank}", "c") for rank in range(4)]
@@ -291,19 +345,106 @@ def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
     assert checksums._unrecorded == {why, other}
 
 
-def test_results_that_are_not_ready_and_overflows_are_told(monkeypatch, tmp_path):
+@pytest.fixture
+def recording(monkeypatch):
+    """Has this process record, from nothing."""
     monkeypatch.setattr(config, "CHECKSUMS", "1")
-    monkeypatch.setattr(checksums, "MOST_ENTRIES", 3)
     monkeypatch.setattr(checksums, "_store", checksums._Store())
+    monkeypatch.setattr(checksums, "_platforms", set())
+
+
+def entries_of(path, line=-1):
+    return len(json.loads(path.read_text().splitlines()[line])["entries"])
+
+
+# Who comes ("p": psum over i, "q": the same of another program, "j": over j; then the
+# devices of this process that hand over), and what the save makes of it: how many
+# entries it writes, or None if it refuses and keeps them.
+SAVES = {
+    "nobody": [("", 0)],
+    "all": [("p0123", 4), ("", 0)],
+    "all, twice": [("p0123 p0123", 8)],
+    "one is late, and comes": [("p012", None), ("p3", 4)],
+    "one is late in a later call": [("p0123 q123", None), ("q0", 8)],
+    "one is late in a later turn": [("p0123 p01 p2", None), ("p3", 8)],
+    "one is late, and the others go on": [("p012 p012", None), ("p3 p3", 8)],
+    "two refusals": [("p0", None), ("p12", None), ("p3", 4)],
+    # Along an axis that a call does not name, ranks may go different ways.
+    "one of two groups": [("j02", 2)],
+    "a part of one of two groups": [("j02 j1", None), ("j3", 4)],
+}
+
+
+@pytest.mark.parametrize("steps", SAVES.values(), ids=SAVES)
+def test_a_save_is_of_whole_calls_and_loses_nothing(
+    recording, make_mesh, tmp_path, steps
+):
+    mesh = make_mesh(i=2, j=2)
+    both = {"axes": ("i", "j"), "mesh": tuple(mesh.shape.items())}
+    hand_over = {
+        name: checksums.declare(checksums.Site(**site_of() | both | changes), mesh)
+        for name, changes in (
+            ("p", {}),
+            ("q", {"program": "jit_g"}),
+            ("j", {"axes": ("i",)}),
+        )
+    }
+    for number, (came, saved) in enumerate(steps):
+        for call, *devices in came.split():
+            for device in map(int, devices):
+                hand_over[call]([device // 2, device % 2, 2, 3, 4, 5])
+        if saved is None:
+            with pytest.raises(RuntimeError, match=r"times on some .* start it again"):
+                jaxcomm.save_checksums(tmp_path, number)
+        else:
+            path = jaxcomm.save_checksums(tmp_path, np.int64(number))
+            assert entries_of(path) == saved
+
+
+def test_a_save_waits_for_what_was_launched(
+    recording, monkeypatch, make_mesh, tmp_path
+):
+    """Also if nobody holds a result of it."""
+    mesh, go, asked = make_mesh(i=2), threading.Event(), threading.Event()
+
+    def held(x):
+        waiting.event(go)
+        return x
+
+    def program(x):
+        x = jax.pure_callback(held, x, x)
+        return jaxcomm.psum(x, "i")
+
+    sharded = jax.shard_map(
+        program, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P(), check_vma=False
+    )
+    jax.jit(sharded)(np.ones(2, np.float32))
+    wait = checksums._wait
+
+    def waits():
+        asked.set()
+        wait()
+
+    monkeypatch.setattr(checksums, "_wait", waits)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        saved = pool.submit(jaxcomm.save_checksums, tmp_path, 0)
+        waiting.until(lambda: asked.is_set() or saved.done())
+        go.set()
+        assert entries_of(saved.result(waiting.HANG_SECONDS)) == 2
+
+
+def test_what_is_written_in_vain_or_dropped_is_told(
+    recording, monkeypatch, make_mesh, tmp_path
+):
+    monkeypatch.setattr(checksums, "MOST_ENTRIES", 3)
     site = checksums.Site(**site_of() | {"mesh": (("i", 2),)})
-    checksums.add(site, [0, 2, 3, 4, 5])
-    checksums.add(site, [1, 2, 3, 4, 5])
-    checksums.add(site, [1, 2, 3, 4, 5])
-    with pytest.raises(RuntimeError, match=r"2 times on some .*block_until_ready"):
-        jaxcomm.save_checksums(tmp_path, 0)
+    hand_over = checksums.declare(site, make_mesh(i=2))
     for _ in range(2):
-        checksums.add(site, [0, 2, 3, 4, 5])
-        checksums.add(site, [1, 2, 3, 4, 5])
+        hand_over([0, 2, 3, 4, 5])
+        hand_over([1, 2, 3, 4, 5])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        jaxcomm.save_checksums(tmp_path / "file" / "folder", 0)
     path = jaxcomm.save_checksums(tmp_path / "folder", 0)
     document = json.loads(path.read_text())
     assert (document["dropped"], len(document["entries"])) == (1, 3)
@@ -311,8 +452,12 @@ def test_results_that_are_not_ready_and_overflows_are_told(monkeypatch, tmp_path
     assert document["entries"][0] == [0, [0], *sums]
     with pytest.raises(ValueError, match="1 more calls than"):
         load(path.parent)
-    with pytest.raises(TypeError, match="step must be an integer from 0"):
-        jaxcomm.save_checksums(tmp_path, -1)
+    path = jaxcomm.save_checksums(tmp_path / "folder", 1)
+    document = json.loads(path.read_text().splitlines()[1])
+    assert (document["dropped"], document["entries"]) == (0, [])
+    for step, error in ((-1, ValueError), (True, TypeError), ("1", TypeError)):
+        with pytest.raises(error, match="step must "):
+            jaxcomm.save_checksums(tmp_path, step)
     monkeypatch.setattr(config, "CHECKSUMS", "yes")
     with pytest.raises(ValueError, match="JAXCOMM_CHECKSUMS must be 0 or 1, got 'yes'"):
         jaxcomm.save_checksums(tmp_path, 0)

@@ -6,8 +6,10 @@ import os
 import hostile
 import pytest
 
+import jaxcomm
 from jaxcomm import own_file
 from jaxcomm.diagnostics import perfetto, record
+from jaxcomm.diagnostics.checksum_files import parse
 from jaxcomm.diagnostics.flight_record import FlightRecord
 from jaxcomm.diagnostics.merge import merge, merge_files
 
@@ -28,6 +30,44 @@ def test_a_flight_record_of_any_content_is_used_or_refused(job, pytestconfig):
     count = hostile.count(pytestconfig)
     found = hostile.refused_cleanly(use, [sample], record.RecordError, count)
     assert found["taken"] > count // 10
+
+
+def test_checksums_of_any_content_are_used_or_refused(tmp_path, pytestconfig):
+    site = {
+        "program": "jit_step", "name": "psum", "axes": ["x"], "number": 0, "scope": "",
+        "collective": "all_reduce", "replicated": True, "mesh": {"x": 2, "y": 1},
+        "operands": ["float32[4]"], "results": ["float32[4]"],
+    }  # fmt: skip
+    sums = [["5bd1e9955bd1e995"], ["8a2c1f0b77e01d43"]]
+    document = {
+        "version": 1, "step": 0, "process": 0, "processes": 2, "start": "9f",
+        "dropped": 0, "unrecorded": ["pmax over ('x',): why"], "sites": [site],
+        "entries": [[0, [0, 0], *sums], [0, [0, 0], *sums]],
+    }  # fmt: skip
+    other = document | {"process": 1, "entries": [[0, [1, 0], *sums]] * 2}
+    samples = [json.dumps(each).encode() + b"\n" for each in (document, other)]
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run in runs:
+        run.mkdir()
+        for process, content in enumerate(samples):
+            (run / f"checksums-{process}.jsonl").write_bytes(content)
+
+    def use(content):
+        if content.count(b"\n") < 2:
+            parse(content)
+        (runs[0] / "checksums-0.jsonl").write_bytes(content)
+        found = jaxcomm.compare_runs(*runs)
+        assert hostile.is_plain(str(found))
+        if found.first is None:
+            assert json.loads(content.splitlines()[0])["entries"] == document["entries"]
+
+    count = hostile.count(pytestconfig)
+    found = hostile.refused_cleanly(use, samples[:1], ValueError, count)
+    assert found["taken"] > count // 50
+    (runs[0] / "checksums-0.jsonl").unlink()
+    os.mkfifo(runs[0] / "checksums-0.jsonl")
+    with pytest.raises(ValueError, match=r"-0.jsonl: it is not a regular file"):
+        jaxcomm.compare_runs(*runs)
 
 
 def test_a_file_that_is_not_a_plain_file_of_ours_is_not_read(tmp_path, monkeypatch):
