@@ -133,6 +133,9 @@ class RaggedAllToAll(Collective):
     def aliases(self, num_operands):
         return {1: 0}
 
+    def sent(self, operands):
+        return operands[:1]
+
     def emulate_all(self, xs, size):
         def received(output, rank):
             return _received(xs[0], output, xs[2:], rank)

@@ -31,6 +31,7 @@ class TracedCall:
       is_ours: whether it is a call of jaxcomm, and not of ``jax.lax``.
       operands: of one device, as a flight record writes them: ``"float32[4,8]"``.
       bytes: of the operands of one device.
+      travelling_bytes: of those operands that travel.
       is_split: whether it may run beside what follows it: it is split-phase, or XLA's.
     """
 
@@ -43,6 +44,7 @@ class TracedCall:
     is_ours: bool
     operands: str
     bytes: int
+    travelling_bytes: int
     is_split: bool = False
 
 
@@ -79,10 +81,13 @@ def bytes_of(avals: Iterable[Any]) -> int:
 def sent_bytes(collective: str, ranks: int, operand_bytes: int) -> float:
     """Return what the busiest rank sends, or receives if that is more.
 
+    Of ``ragged_all_to_all`` no sizes are known: as if a rank sent all of its rows, the
+    same number to each.
+
     Args:
       collective: of the C++ planner, ``"all_reduce"``.
       ranks: of the group.
-      operand_bytes: handed in by a rank.
+      operand_bytes: handed in by a rank, of the operands that travel.
 
     >>> sent_bytes("all_reduce", 4, 100)
     150.0

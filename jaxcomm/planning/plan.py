@@ -313,7 +313,8 @@ def _planned(
         transport,
         domains=max(each.domains for each in groups),
         sent_bytes=max(
-            sent_bytes(call.collective, each.size, call.bytes) for each in groups
+            sent_bytes(call.collective, each.size, call.travelling_bytes)
+            for each in groups
         ),
     )
 

@@ -1,9 +1,10 @@
 """Reads the collectives of a function, without any device.
 
 The function is traced for an abstract mesh. A ``scan`` counts its body as often as it
-runs. A ``cond`` counts the branch that sends most. How often a ``while`` runs is not
-known: it counts once, and the plan says so. Collectives whose results nobody uses do
-not count: they are not in the compiled program either.
+runs, and so does a ``while`` that counts from one number to another. Another ``while``
+counts once, and the plan says so. A ``cond`` counts the branch that sends most.
+Collectives whose results nobody uses do not count: they are not in the compiled program
+either.
 """
 
 import collections
@@ -18,6 +19,7 @@ from jaxcomm import compat
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.replica_groups import canonical_axes
 from jaxcomm.planning.calls import TracedCall, bytes_of, sent_bytes, written
+from jaxcomm.planning.turns import Known, remember, turns
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.collective import COLLECTIVES
 from jaxcomm.primitives.registry import Bind
@@ -127,8 +129,10 @@ class Reader:
         # The collectives so far, and which of them each variable depends on, as bits.
         earlier: list[Counted] = []
         behind: dict[Any, int] = {}
+        known: Known = {}
         for equation in jaxpr.eqns:
-            mine = self._of_equation(equation)
+            mine = self._of_equation(equation, known)
+            remember(equation, known)
             found.update(mine)
             needs = 0
             for each in equation.invars:
@@ -144,7 +148,7 @@ class Reader:
             behind.update(dict.fromkeys(equation.outvars, needs))
         return found
 
-    def _of_equation(self, equation) -> Counted:
+    def _of_equation(self, equation, known: Known) -> Counted:
         name, params = equation.primitive.name, equation.params
         if equation.primitive in _ours():
             return self._of_ours(equation, *_ours()[equation.primitive])
@@ -164,6 +168,9 @@ class Reader:
         for each in inner:
             found.update(self._of(each))
         if name == "while" and found:
+            count = turns(equation, known)
+            if count is not None:
+                return _times(found, count)
             self.notes.add(_IN_A_WHILE)
         return found
 
@@ -217,6 +224,7 @@ class Reader:
             return self._of_replacement(replacement, call, backend, avals)
         return self._once(
             avals,
+            collective.sent(avals),
             name=call.name.removesuffix("_start"),
             collective=collective.planner,
             axes=call.axes,
@@ -244,10 +252,14 @@ class Reader:
         self._check(axes, name)
         if self._automatic and any(self._sizes[axis] > 1 for axis in axes):
             self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
+        avals = [each.aval for each in equation.invars]
+        collective = _OF_XLA[name.removesuffix("_start")]
+        ours = COLLECTIVES.get(collective)
         return self._once(
-            [each.aval for each in equation.invars],
+            avals,
+            avals if ours is None else ours.sent(avals),
             name=f"lax.{name}",
-            collective=_OF_XLA[name.removesuffix("_start")],
+            collective=collective,
             axes=axes,
             index_groups=index_groups,
             lane=DEFAULT_LANE,
@@ -256,14 +268,16 @@ class Reader:
             is_split=True,
         )
 
-    def _once(self, avals, **facts: Any) -> Counted:
+    def _once(self, avals, sent, **facts: Any) -> Counted:
         """Count a call; in groups of one rank nothing is sent."""
-        call = TracedCall(operands=written(avals), bytes=bytes_of(avals), **facts)
+        sizes = {"bytes": bytes_of(avals), "travelling_bytes": bytes_of(sent)}
+        call = TracedCall(operands=written(avals), **sizes, **facts)
         return collections.Counter([call] if self._group_size(call) > 1 else [])
 
     def _sent_bytes(self, counted: Counted) -> float:
         return sum(
-            times * sent_bytes(call.collective, self._group_size(call), call.bytes)
+            times
+            * sent_bytes(call.collective, self._group_size(call), call.travelling_bytes)
             for call, times in counted.items()
         )
 
@@ -314,7 +328,8 @@ def _ours() -> dict[Any, tuple[Any, bool]]:
 
 
 def _times(found: Counted, times: int) -> Counted:
-    return collections.Counter({call: times * count for call, count in found.items()})
+    counted = {call: times * count for call, count in found.items()}
+    return collections.Counter(counted if times else {})
 
 
 def _inner(params: dict[str, Any]) -> Iterator:

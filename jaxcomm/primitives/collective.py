@@ -79,6 +79,10 @@ class Collective:
         """Return operand to result, for results that are an operand's own buffer."""
         return {}
 
+    def sent(self, operands: Sequence) -> Sequence:
+        """Return those of the operands that travel: by default all."""
+        return operands
+
     def planner_params(self, avals: Sequence, size: int, **params) -> list[int]:
         """Return the integers that the C++ planner takes."""
         return []

@@ -40,12 +40,12 @@ def test_a_choice_keeps_nothing_of_a_layout_that_is_traced():
 
 # By machine and schedule, a letter for each problem of the next test.
 CHOICES = {
-    ("gpu", "contiguous"): "rrrrrrrrrrrruuhhrrhhrrhhaaaaaaaaaaaa"
+    ("gpu", "contiguous"): "rrrrrrrrrrrruuhhuuhhuuhhaaaaaaaaaaaa"
     "rrhhrrhhuuhhuuuuuuuuaaaauuhhuuhhrrhh",
     ("gpu", "zigzag"): "rrrrrrrrrrrrrrrrrrhhrrrraaaaaaaaaaaa"
-    "rrrrrrhhrrhhaauuuuuuaaaarrrrrrhhrrhh",
+    "rrrrrrhhrrhhuuuuuuuuaaaarrrrrrhhrrhh",
     ("gpu", "striped"): "rrrrrrrrrrrrrrrrrrrrrrrraaaaaaaaaaaa"
-    "rrrrrrsarraaaaaauuuuaaaarruurruurraa",
+    "rrrrrrsarruuuuuuuuuuaaaarruurruurraa",
     ("cpu", "contiguous"): "uuuuuuuuuuuuuuuuuuuuuuuusrrrsrrruuuu"
     "srhhsrhhuuhhuuuuuuuusrrruuhhuuhhsrhh",
     ("cpu", "zigzag"): "rrrrrrrrrrrrrruurruurruurrrrrrrrrruu"
@@ -56,7 +56,11 @@ CHOICES = {
 
 @pytest.mark.parametrize(("machine", "schedule"), CHOICES)
 def test_choices_are_those_of_the_first_model_of_times(machine, schedule):
-    """A change that moves one of them needs a run that shows the new one faster."""
+    """A change that moves one of them needs a run that shows the new one faster.
+
+    Twelve moved to Ulysses, by up to 9 % of the model's time, when the bytes of its way
+    back became those of its program: tests/planning/test_strategies.py.
+    """
     found = ""
     for size, tokens, (heads, key_heads), window in itertools.product(
         (2, 6, 8), (256, 4096), ((32, 8), (8, 8), (6, 2)), (None, (1024, 0))

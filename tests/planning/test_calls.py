@@ -1,5 +1,6 @@
 """Bytes are those of published formulas, and sizes those of the extension."""
 
+import catalogue
 import jax
 import pytest
 
@@ -26,6 +27,36 @@ def test_bytes_are_those_of_nccl_tests():
                 assert found == pytest.approx(1200 * n * share)
     with pytest.raises(ValueError, match="no closed form of 'gossip'"):
         sent_bytes("gossip", 2, 1)
+
+
+# What the busiest of four ranks sends, in operands.
+SENT = {
+    "psum pmean pmax pmin pprod": 2 * 3 / 4,
+    "psum_scatter all_to_all pswapaxes pscatter ragged_all_to_all": 3 / 4,
+    "all_gather pgather pscan": 3,
+    "ppermute pshuffle ring_shift pbroadcast preduce": 1,
+    "pbarrier pcast": 0,
+}
+
+
+def test_every_collective_is_planned_as_what_it_sends():
+    """Of several operands those that travel: not offsets, nor what is written into."""
+    shares = {name: share for names, share in SENT.items() for name in names.split()}
+    assert shares.keys() == catalogue.FUNCTIONS.keys()
+    x, choice = jax.ShapeDtypeStruct((4, 24), "float32"), catalogue.fixed(4)
+    for name, case in catalogue.FUNCTIONS.items():
+        for lib in (jaxcomm, jax.lax):
+            if lib is jax.lax and not case.twin and name != "ragged_all_to_all":
+                continue
+            if name == "pcast":
+                continue
+
+            def program(x, case=case, lib=lib):
+                return case(lib, x, "d", choice)
+
+            made = jaxcomm.plan({"d": 4}, program, x, machine=CPU)
+            sent = sum(row.times * row.sent_bytes for row in made.calls)
+            assert sent == pytest.approx(shares[name] * 4 * 24 * 4), (lib, name)
 
 
 def test_the_transport_is_that_of_the_backend_and_of_the_processes():

@@ -1,7 +1,6 @@
 """What a plan reads in a program, and what it says of it."""
 
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -62,6 +61,31 @@ def test_a_while_counts_once_and_says_so():
 
     assert list(calls_of(step).values()) == [1]
     assert "note: a while loop" in str(jaxcomm.plan(MESH, step, X))
+
+
+def test_a_while_that_counts_to_a_known_number_counts_its_turns():
+    def turns(first, last):
+        def program(x):
+            # Of an operand nothing is known.
+            bounds = [x.max().astype(int) if n is None else n for n in (first, last)]
+            bounds = map(jax.lax.optimization_barrier, map(jnp.int32, bounds))
+            body = lambda _, x: jaxcomm.psum(x, "data")  # noqa: E731
+            return jax.lax.fori_loop(*bounds, body, x)
+
+        return sum(calls_of(program).values())
+
+    assert [turns(n, 3) for n in (0, 2, 3, 5, None)] == [3, 1, 0, 0, 1]
+    assert turns(0, None) == 1
+
+    def by(step, limit_step):
+        return lambda x: jax.lax.while_loop(
+            lambda s: s[0] < s[1],
+            lambda s: (s[0] + step, s[1] + limit_step, jaxcomm.psum(s[2], "data")),
+            (0, 4, x),
+        )
+
+    for steps, counted in (((1, 0), [4]), ((2, 0), [1]), ((2, 1), [1])):
+        assert list(calls_of(by(*steps)).values()) == counted
 
 
 def test_gradients_checkpoints_and_nested_jits_are_read():
@@ -200,34 +224,6 @@ def test_communicators_are_those_that_a_run_makes(make_mesh):
     # Handed in by all eight ranks of this process.
     planned = sum(row.times * row.call.bytes for row in made.calls)
     assert sum(of.stats()["bytes"] for of in live) == 8 * planned
-
-
-@pytest.mark.parametrize("machine", ["gpu", "cpu"])
-def test_attention_sends_what_its_strategy_sends(machine):
-    """The strategy that "auto" is for the devices, forward and backward."""
-    shape = {"heads": 6, "key_heads": 3, "head_size": 16, "dtype": "float32"}
-    layout = jaxcomm.Layout("contiguous", 4, 1024)
-
-    def loss(*arrays):
-        attend = functools.partial(
-            jaxcomm.ring_attention, axis_name="context", tokens=layout, is_causal=True,
-            strategy="auto",
-        )  # fmt: skip
-        split = jax.P(None, "context")
-        return jax.shard_map(attend, in_specs=split, out_specs=split)(*arrays).sum()
-
-    query, key = (jax.ShapeDtypeStruct((1, 1024, n, 16), "float32") for n in (6, 3))
-    made = jaxcomm.plan(
-        {"context": 4}, jax.grad(loss, (0, 1, 2)), query, key, key, machine=machine
-    )
-    found = jaxcomm.attention.compare_strategies(
-        layout, is_causal=True, machine=machine, **shape
-    )
-    assert found.chosen == {"gpu": "all_gather", "cpu": "ring"}[machine]
-    row = found.rows[found.chosen]
-    assert made.step_bytes == row.forward_bytes + row.backward_bytes
-    names = {"gpu": {"all_gather", "psum_scatter"}, "cpu": {"ring_shift"}}
-    assert {each.call.name for each in made.calls} == names[machine]
 
 
 def test_a_collective_that_sends_to_all_reaches_all_peers():

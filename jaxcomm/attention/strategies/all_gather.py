@@ -187,8 +187,8 @@ class AllGather(Gathered):
         others = problem.size - 1
         return Cost(
             1,
-            others * problem.key_bytes,
-            others * (problem.key_bytes + problem.key_grad_bytes),
+            others * problem.block_bytes,
+            others * (problem.block_bytes + problem.key_grad_bytes),
             problem.size * problem.key_bytes,
         )
 

@@ -60,8 +60,8 @@ class Halo(Gathered):
         share = tokens / max(held, 1)
         return Cost(
             len(sends),
-            share * problem.key_bytes,
-            share * (problem.key_bytes + problem.key_grad_bytes),
+            share * problem.block_bytes,
+            share * (problem.block_bytes + problem.key_grad_bytes),
             (1 + share) * problem.key_bytes,
             # On GPUs the own keys are computed while one border travels.
             overlaps=sum(len(of) for _, of in sends) == 1,

@@ -38,13 +38,13 @@ class Ring(Strategy):
 
     def cost(self, problem):
         sends = len(distances(problem, problem.mask, self.width)) - 1
-        block = self.width * problem.key_bytes
+        block = self.width * problem.block_bytes
         grads = self.width * problem.key_grad_bytes
         return Cost(
             sends,
             sends * block,
             sends * (block + grads),
-            (1 + bool(sends)) * block,
+            (1 + bool(sends)) * self.width * problem.key_bytes,
             overlaps=True,
         )
 

@@ -71,10 +71,18 @@ class Problem:
         return self.key_bytes // self.itemsize * max(self.itemsize, 4)
 
     @property
-    def query_bytes(self) -> int:
-        """Bytes of the queries and of the output of one rank."""
-        tokens = self.batch * self.query_layout.local_length * self.heads
-        return tokens * (self.head_size + self.value_size) * self.itemsize
+    def rows(self) -> int:
+        """Rows of one rank: its queries, times heads."""
+        return self.batch * self.query_layout.local_length * self.heads
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the keys and values of one rank, with their segment ids."""
+        return self.key_bytes + self.id_bytes(self.key_layout)
+
+    def id_bytes(self, layout: Layout) -> int:
+        """Return the bytes of one rank's segment ids."""
+        return self.has_documents * 4 * self.batch * layout.local_length
 
 
 class Inputs(NamedTuple):
@@ -172,7 +180,8 @@ class Cost(NamedTuple):
 
     Attributes:
       sends: collectives of a forward pass that follow one another.
-      forward_bytes, backward_bytes: sent.
+      forward_bytes, backward_bytes: sent, with segment ids. Not what ranks tell each
+        other of documents before a ring, nor a bias, which Ulysses sends.
       memory: bytes of keys and values held at once, forward.
       overlaps: whether it computes while it sends.
       width: how many ranks share the work of their queries equally.

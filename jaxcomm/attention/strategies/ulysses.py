@@ -64,20 +64,30 @@ class Ulysses(Strategy):
         return None
 
     def cost(self, problem):
-        away = (self.width - 1) / self.width
-        repeats = math.lcm(problem.key_heads, self.width) / problem.key_heads
-        rows = problem.batch * problem.query_layout.local_length * problem.heads
-        keys = repeats * problem.key_bytes
-        grads = keys if repeats == 1 else repeats * problem.key_grad_bytes
+        others, layouts = self.width - 1, (problem.query_layout, problem.key_layout)
+        repeated = math.lcm(problem.key_heads, self.width)
+        sent = dataclasses.replace(problem, key_heads=repeated)
         # Each rank has 1 / width of the heads, of width as many tokens.
-        ring = Ring(self.width).cost(problem)
-        share = repeats / self.width
+        there = dataclasses.replace(
+            problem, heads=problem.heads // self.width, key_heads=repeated // self.width
+        )
+        ring = Ring(self.width).cost(there)
+        queries = problem.rows * problem.head_size * problem.itemsize
+        output = problem.rows * problem.value_size * problem.itemsize
+        per_row = problem.rows * max(problem.itemsize, 4)
+        is_repeated = repeated > problem.key_heads
+        grads = sent.key_grad_bytes if is_repeated else sent.key_bytes
+        # There: queries, keys and values; the gradient of the output, the output, and
+        # the log-sum-exp and delta of each row. Back: what was computed.
+        forward = queries + sent.key_bytes + output + per_row
+        backward = 2 * output + 2 * per_row + queries + grads
         return Cost(
             2 + ring.sends,
-            away * (problem.query_bytes + keys + 4 * rows) + share * ring.forward_bytes,
-            away * (2 * problem.query_bytes + 2 * keys + grads + 8 * rows)
-            + share * ring.backward_bytes,
-            share * ring.memory,
+            others / self.width * forward
+            + others * sum(map(problem.id_bytes, layouts))
+            + ring.forward_bytes,
+            others / self.width * backward + ring.backward_bytes,
+            ring.memory,
             width=self.width,
         )
 
