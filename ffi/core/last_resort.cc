@@ -70,8 +70,7 @@ class Deadlines {
         if (pending.end <= now) EndProcess(pending.text);
         wakes_at_ = std::min(wakes_at_, pending.end);
       }
-      // By the system's clock: ThreadSanitizer does not see waits by another.
-      changed_.WaitUntil(mutex_, std::chrono::system_clock::now() + (wakes_at_ - now));
+      changed_.WaitUntil(mutex_, wakes_at_);
     }
   }
 

@@ -1,6 +1,7 @@
 // Locks that Clang checks. Clang's thread-safety analysis (-Wthread-safety, `make
 // lint`) reads the annotations; to other compilers they mean nothing. The locks are
-// std::mutex and std::shared_mutex, and cost as much.
+// std::mutex, std::timed_mutex and std::shared_mutex, and cost as much. Waits go by the
+// steady clock: who sets the system's clock back delays no timeout.
 //
 //   Mutex mutex_;
 //   ConditionVariable changed_;
@@ -12,6 +13,7 @@
 #ifndef JAXCOMM_FFI_OS_MUTEX_H_
 #define JAXCOMM_FFI_OS_MUTEX_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <shared_mutex>
@@ -30,11 +32,25 @@
 #define ACQUIRE(...) JAXCOMM_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define ACQUIRE_SHARED(...) \
   JAXCOMM_THREAD_SAFETY(acquire_shared_capability(__VA_ARGS__))
+#define TRY_ACQUIRE(...) JAXCOMM_THREAD_SAFETY(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) JAXCOMM_THREAD_SAFETY(release_capability(__VA_ARGS__))
 #define RELEASE_SHARED(...) \
   JAXCOMM_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
 
 namespace jaxcomm {
+
+// A point of the steady clock as waits take it: ThreadSanitizer sees only those by the
+// system's clock.
+template <typename Duration>
+auto OnWaitClock(std::chrono::time_point<std::chrono::steady_clock, Duration> end) {
+#if defined(__SANITIZE_THREAD__)
+  using System = std::chrono::system_clock;
+  return System::now() + std::chrono::duration_cast<System::duration>(
+                             end - std::chrono::steady_clock::now());
+#else
+  return end;
+#endif
+}
 
 // The members have the standard's names, so that std::unique_lock takes these locks
 // too. Clang does not follow std::unique_lock: prefer MutexLock.
@@ -43,6 +59,13 @@ class CAPABILITY("mutex") BasicMutex {
  public:
   void lock() ACQUIRE() { native_.lock(); }
   void unlock() RELEASE() { native_.unlock(); }
+
+  // Of TimedMutex.
+  bool try_lock() TRY_ACQUIRE(true) { return native_.try_lock(); }
+  template <typename Duration>
+  bool try_lock_for(const Duration& time) TRY_ACQUIRE(true) {
+    return native_.try_lock_until(OnWaitClock(std::chrono::steady_clock::now() + time));
+  }
 
   // Of SharedMutex.
   void lock_shared() ACQUIRE_SHARED() { native_.lock_shared(); }
@@ -53,6 +76,7 @@ class CAPABILITY("mutex") BasicMutex {
   Native native_;
 };
 using Mutex = BasicMutex<std::mutex>;
+using TimedMutex = BasicMutex<std::timed_mutex>;
 using SharedMutex = BasicMutex<std::shared_mutex>;
 
 // Holds a lock until the end of the scope. May unlock and lock again in between.
@@ -98,17 +122,17 @@ class ConditionVariable {
     Adopted lock(mutex);
     native_.wait(lock.native, condition...);
   }
+  // `end`: of the steady clock.
   template <typename TimePoint, typename... Condition>
   auto WaitUntil(Mutex& mutex, const TimePoint& end, const Condition&... condition)
       REQUIRES(mutex) {
     Adopted lock(mutex);
-    return native_.wait_until(lock.native, end, condition...);
+    return native_.wait_until(lock.native, OnWaitClock(end), condition...);
   }
   template <typename Duration, typename... Condition>
   auto WaitFor(Mutex& mutex, const Duration& time, const Condition&... condition)
       REQUIRES(mutex) {
-    Adopted lock(mutex);
-    return native_.wait_for(lock.native, time, condition...);
+    return WaitUntil(mutex, std::chrono::steady_clock::now() + time, condition...);
   }
 
  private:

@@ -61,6 +61,32 @@ struct Layout {
   size_t crossings, inlines, slots, total;
 };
 
+// glibc 2.30 and newer can wait by the steady clock, which ThreadSanitizer does not
+// see.
+#if defined(__GLIBC_PREREQ) && !defined(__SANITIZE_THREAD__)
+#if __GLIBC_PREREQ(2, 30)
+#define JAXCOMM_HAS_CLOCKLOCK
+#endif
+#endif
+
+int LockForASecond(pthread_mutex_t* mutex) {
+#ifdef JAXCOMM_HAS_CLOCKLOCK
+  constexpr clockid_t kClock = CLOCK_MONOTONIC;
+  const auto lock_until = [mutex](const timespec& end) {
+    return pthread_mutex_clocklock(mutex, kClock, &end);
+  };
+#else
+  constexpr clockid_t kClock = CLOCK_REALTIME;
+  const auto lock_until = [mutex](const timespec& end) {
+    return pthread_mutex_timedlock(mutex, &end);
+  };
+#endif
+  timespec end;
+  clock_gettime(kClock, &end);
+  ++end.tv_sec;
+  return lock_until(end);
+}
+
 }  // namespace
 
 ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mutex) {
@@ -73,10 +99,7 @@ ArenaMemory::Lock::Lock(const ArenaMemory& memory) : mutex_(&memory.header().mut
   }
   // Second by second, so that a pause of all processes counts as one second at most.
   for (int i = 0; i < kLockSeconds && (error == EBUSY || error == ETIMEDOUT); ++i) {
-    timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
-    ++end.tv_sec;
-    error = pthread_mutex_timedlock(mutex_, &end);
+    error = LockForASecond(mutex_);
   }
   if (error == EOWNERDEAD) {
     // First the repair: if this process is killed too, the next one repairs again.
