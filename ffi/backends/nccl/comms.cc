@@ -9,6 +9,7 @@
 
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/library/device_memory.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
@@ -179,7 +180,7 @@ Status Comms::Connect() {
 
 Status Comms::AsyncError(LocalRank& rank) {
   if (rank.queue.given() == 0 || comm(rank.facts.place) == nullptr) return OkStatus();
-  const std::unique_lock<std::timed_mutex> lock(rank.queue.launching, std::try_to_lock);
+  const std::unique_lock<TimedMutex> lock(rank.queue.launching, std::try_to_lock);
   const nccl::Comm own = comm(rank.facts.place);
   nccl::Result state = nccl::kSuccess;
   if (!lock || own == nullptr ||
@@ -192,9 +193,7 @@ Status Comms::AsyncError(LocalRank& rank) {
 void Comms::Abort(LocalRank& rank) {
   nccl::Comm own = nullptr;
   {
-    // By the system's clock: ThreadSanitizer does not see waits by another.
-    const std::unique_lock<std::timed_mutex> lock(
-        rank.queue.launching, std::chrono::system_clock::now() + kLaunchPatience);
+    const std::unique_lock<TimedMutex> lock(rank.queue.launching, kLaunchPatience);
     own = items_[rank.facts.place].comm.exchange(nullptr);
   }
   if (own != nullptr) library_.nccl.CommAbort(own);
@@ -210,8 +209,7 @@ size_t Comms::AddBytes(nccl::MemStat stat, int64_t* bytes) const {
   size_t accounted = 0;
   for (const auto& rank : ranks_) {
     // An abort takes the lock as well: the communicator stays while it is held.
-    const std::unique_lock<std::timed_mutex> lock(rank->queue.launching,
-                                                  std::try_to_lock);
+    const std::unique_lock<TimedMutex> lock(rank->queue.launching, std::try_to_lock);
     if (lock && AddDeviceBytes(library_, comm(rank->facts.place), stat, bytes)) {
       ++accounted;
     }

@@ -47,7 +47,7 @@ Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream st
     return refusal;
   }
   const LaunchQueue::Counted counted(rank.queue.waiting);
-  std::lock_guard<std::mutex> lock(calling_[rank.facts.place]);
+  MutexLock lock(calling_[rank.facts.place]);
   RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call),
                                   [&] { return GiveNumbers(call, rank, stream); }));
   RETURN_IF_ERROR(Wait(call, rank, stream));

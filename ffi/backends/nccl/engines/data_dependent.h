@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "ffi/backends/nccl/engines/nccl_engine.h"
@@ -47,7 +46,7 @@ class DataDependent {
   NcclParts& parts_;
   NcclEngine& nccl_;
   const std::unique_ptr<Exchange> numbers_;
-  std::deque<std::mutex> calling_;  // by place
+  std::deque<Mutex> calling_;  // by place
 };
 
 }  // namespace jaxcomm

@@ -85,7 +85,7 @@ std::string NcclEngine::Register(SymmetricMemory& memory) {
 
 void NcclEngine::Deregister(uint64_t segment) {
   for (const auto& rank : parts_.ranks) {
-    std::lock_guard<std::timed_mutex> lock(rank->queue.launching);
+    MutexLock lock(rank->queue.launching);
     if (DevicesAreStopped()) return;
     Registered& registered = registered_[rank->facts.place];
     CurrentContext current(parts_.library.cuda, rank->facts.context);
@@ -127,7 +127,7 @@ Status NcclEngine::CheckPlaces(const Steps& steps, const Call& call,
 
 bool NcclEngine::IsSymmetric(const Call& call, LocalRank& rank) {
   if (!registered_[rank.facts.place].any) return false;
-  std::lock_guard<std::timed_mutex> lock(rank.queue.launching);
+  MutexLock lock(rank.queue.launching);
   return IsSymmetricLocked(call, rank);
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/base/keep_forever.h"
 #include "ffi/core/hash.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/system_file.h"
 
 namespace jaxcomm {
@@ -32,10 +32,10 @@ uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_
 
 // Process ids are not the same in all containers of a host.
 uint64_t ThisProcess() {
-  static std::mutex mutex;
+  static Mutex mutex;
   static pid_t pid = 0;
   static uint64_t number = 0;
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   if (pid != getpid()) {
     pid = getpid();
     std::random_device random;

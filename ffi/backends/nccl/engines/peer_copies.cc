@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/library/primary_contexts.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -20,6 +21,7 @@ ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
     const std::vector<RankFacts>& members) {
   if (!CanReachPeers(library, members)) return nullptr;
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
+  MutexLock lock(made->mutex_);
   for (const RankFacts& member : members) {
     CurrentContext current(library.cuda, member.context);
     made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
@@ -96,7 +98,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
                          const InFlight::Named& named) {
   Device& device = *devices_[member];
   const int rank = device.member.rank;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_.failure()) return failure_;
   const void* const mark = MarkOf(call);
   RETURN_IF_ERROR(ForgetLocked(mark, device, ready));
@@ -126,7 +128,7 @@ Status PeerCopies::Start(const Call& call, std::shared_ptr<const PeerPlan> plan,
     FailLocked(status);
     WaitForCopies(*round, rank, ready);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   return status;
 }
 
@@ -262,13 +264,13 @@ Status PeerCopies::Done(const void* mark, size_t member, cuda::Stream stream,
                         double patience_seconds, bool* is_begun, LeftToNccl* left) {
   Device& device = *devices_[member];
   const int rank = device.member.rank;
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Round* const round = FindBegun(mark, device.member);
   *is_begun = round != nullptr;
   if (round == nullptr) return OkStatus();
   const std::chrono::duration<double> patience(
       device.late_run == round->run_id ? 0 : patience_seconds);
-  changed_.wait_for(lock, patience, [&] {
+  changed_.WaitFor(mutex_, patience, [&]() REQUIRES(mutex_) {
     return failure_.failure() || IsDecided(*round, rank) ||
            CheckPeers(*round, rank).failure();
   });

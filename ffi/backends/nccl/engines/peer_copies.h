@@ -12,11 +12,9 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_PEER_COPIES_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_PEER_COPIES_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,6 +25,7 @@
 #include "ffi/core/communicator.h"
 #include "ffi/core/rendezvous.h"
 #include "ffi/flight/flight_recorder.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -120,17 +119,17 @@ class PeerCopies {
       : library_(library), recorder_(recorder) {}
 
   // The round that a rank comes to.
-  ErrorOr<Round*> Join(const Call& call, const RankFacts& member);
+  ErrorOr<Round*> Join(const Call& call, const RankFacts& member) REQUIRES(mutex_);
   void DestroyEvents(const Round& round);
   ErrorOr<std::unique_ptr<Round>> MakeRound(const RankFacts& member);
   // The last that the member began and did not end, with this mark, or in another run;
   // null if there is none.
-  Round* FindBegun(const void* mark, const RankFacts& member);
-  Round* FindBegunBefore(int64_t run, const RankFacts& member);
+  Round* FindBegun(const void* mark, const RankFacts& member) REQUIRES(mutex_);
+  Round* FindBegunBefore(int64_t run, const RankFacts& member) REQUIRES(mutex_);
   template <typename Is>
-  Round* FindBegunIf(const RankFacts& member, const Is& is);
-  Status SendIfAllAreHere(Round& round, int rank);
-  Status Send(Round& round, int rank);
+  Round* FindBegunIf(const RankFacts& member, const Is& is) REQUIRES(mutex_);
+  Status SendIfAllAreHere(Round& round, int rank) REQUIRES(mutex_);
+  Status Send(Round& round, int rank) REQUIRES(mutex_);
   Status WaitFor(cuda::Stream stream, cuda::Event event);
   // Has `stream` wait for all copies from and to the rank that were enqueued.
   Status WaitForCopies(const Round& round, int rank, cuda::Stream stream);
@@ -140,22 +139,24 @@ class PeerCopies {
   // program failed between a collective's beginning and its end.
   static Status CheckPeers(const Round& round, int rank);
   // Ends all if others have given NCCL their part of what this rank drops.
-  Status FailIfOwed(const Round& round, int rank);
+  Status FailIfOwed(const Round& round, int rank) REQUIRES(mutex_);
   static LeftToNccl LeftOf(const Round& round, int rank);
   // Tells the recorder; what is sent is watched.
   void FailUnlessDecided(const Participant& participant);
-  void Leave(Round& round, int rank);
-  Status ForgetLocked(const void* mark, const Device& device, cuda::Stream stream);
-  Status ForgetLocked(Round& begun, const Device& device, cuda::Stream stream);
-  void FailLocked(const Status& reason);
+  void Leave(Round& round, int rank) REQUIRES(mutex_);
+  Status ForgetLocked(const void* mark, const Device& device, cuda::Stream stream)
+      REQUIRES(mutex_);
+  Status ForgetLocked(Round& begun, const Device& device, cuda::Stream stream)
+      REQUIRES(mutex_);
+  void FailLocked(const Status& reason) REQUIRES(mutex_);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
   std::vector<std::unique_ptr<Device>> devices_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Status failure_ = OkStatus();
-  std::deque<Rendezvous<Round>> groups_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  Status failure_ GUARDED_BY(mutex_) = OkStatus();
+  std::deque<Rendezvous<Round>> groups_ GUARDED_BY(mutex_);
 };
 
 }  // namespace jaxcomm

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/engines/peer_copies.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -32,7 +33,7 @@ PeerCopies::Round* PeerCopies::FindBegunBefore(int64_t run, const RankFacts& mem
 
 Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) {
   const Device& device = *devices_[member];
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   CurrentContext current(library_.cuda, device.member.context);
   return ForgetLocked(mark, device, stream);
 }
@@ -40,7 +41,7 @@ Status PeerCopies::Forget(const void* mark, size_t member, cuda::Stream stream) 
 Status PeerCopies::ForgetEarlierRuns(int64_t run, size_t member, cuda::Stream stream) {
   const Device& device = *devices_[member];
   Status status = OkStatus();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (Round* begun = FindBegunBefore(run, device.member)) {
     if (Status owed = ForgetLocked(*begun, device, stream); owed.failure()) {
       status = std::move(owed);
@@ -87,7 +88,7 @@ void PeerCopies::FailUnlessDecided(const Participant& participant) {
 void PeerCopies::Leave(Round& round, int rank) {
   FailUnlessDecided(round.participants[rank]);
   round.participants[rank].is_over = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
   for (const Participant& participant : round.participants) {
     if (!participant.is_over) return;
   }
@@ -100,7 +101,7 @@ void PeerCopies::Leave(Round& round, int rank) {
 }
 
 void PeerCopies::Fail(const Status& reason) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   FailLocked(reason);
 }
 
@@ -113,7 +114,7 @@ void PeerCopies::FailLocked(const Status& reason) {
       }
     }
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 }  // namespace jaxcomm

@@ -6,6 +6,7 @@
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/base/keep_forever.h"
 #include "ffi/os/forked.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
@@ -56,7 +57,7 @@ void SymmetricMemory::Free() {
   if (IsForked()) return;
   std::vector<std::weak_ptr<NcclEngine>> registrars;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     registrars.swap(registrars_);
   }
   for (const auto& each : registrars) {
@@ -82,7 +83,7 @@ void* SymmetricMemory::data(int ordinal) const {
 
 ErrorOr<int64_t> SymmetricMemory::Take(int64_t bytes) {
   if (bytes < 0) return InvalidArgument(bytes, " bytes were asked for");
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const int64_t taken = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (taken > bytes_ - used_) {
     return Status(ErrorCode::kResourceExhausted,
@@ -93,7 +94,7 @@ ErrorOr<int64_t> SymmetricMemory::Take(int64_t bytes) {
 }
 
 Status SymmetricMemory::Reset() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (blocks() > 0) {
     return FailedPrecondition(blocks(), " arrays still lie in it");
   }
@@ -122,7 +123,7 @@ Status SymmetricMemory::Fill(int ordinal, int64_t offset, const void* from,
 }
 
 void SymmetricMemory::AddRegistrar(std::weak_ptr<NcclEngine> registrar) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   registrars_.push_back(std::move(registrar));
 }
 

@@ -6,12 +6,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/base/status.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -72,8 +72,8 @@ class SymmetricMemory : public std::enable_shared_from_this<SymmetricMemory> {
   std::vector<Part> parts_;
   std::atomic<int64_t> used_{0};
   std::atomic<int64_t> blocks_{0};
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<NcclEngine>> registrars_;
+  Mutex mutex_;
+  std::vector<std::weak_ptr<NcclEngine>> registrars_ GUARDED_BY(mutex_);
 };
 
 // The segments that one rank's communicator has registered. Not thread-safe.

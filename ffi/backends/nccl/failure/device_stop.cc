@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/core/last_resort.h"
+#include "ffi/os/mutex.h"
 #include "ffi/os/say.h"
 #include "ffi/os/start_thread.h"
 
@@ -34,7 +33,7 @@ class Stopper {
   }
 
   Status Prepare(const NcclLibrary& library, cuda::Context context) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Device& device : devices_) {
       if (device.context == context) return OkStatus();
     }
@@ -62,7 +61,7 @@ class Stopper {
   void Stop(const std::string& why, std::set<int64_t> late,
             std::chrono::duration<double> patience) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (is_stopped_) return;
       why_ = why;
       late_ = std::move(late);
@@ -70,17 +69,17 @@ class Stopper {
       patience_ = std::min(patience, kMostPatience);
       is_stopped_.store(true, std::memory_order_release);
     }
-    changed_.notify_all();
+    changed_.NotifyAll();
     Say(StrCat("jaxcomm: ", why, "\n"));
   }
 
   void Came(int64_t ordinal) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     came_.insert(ordinal);
-    if (late_.erase(ordinal) > 0) changed_.notify_all();
+    if (late_.erase(ordinal) > 0) changed_.NotifyAll();
   }
   void Forget() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     came_.clear();
   }
 
@@ -88,7 +87,7 @@ class Stopper {
   bool has_ended() const { return has_ended_.load(); }
 
   std::string why() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return why_;
   }
 
@@ -104,9 +103,10 @@ class Stopper {
   void Run() {
     std::vector<Device> devices;
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return is_stopped(); });
-      changed_.wait_for(lock, patience_, [this] { return late_.empty(); });
+      MutexLock lock(mutex_);
+      changed_.Wait(mutex_, [this] { return is_stopped(); });
+      changed_.WaitFor(mutex_, patience_,
+                       [this]() REQUIRES(mutex_) { return late_.empty(); });
       devices = devices_;
     }
     const LastResort end(kFaultSeconds,
@@ -129,19 +129,19 @@ class Stopper {
     has_ended_ = true;
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Device> devices_;
-  std::set<int64_t> late_, came_;
-  std::chrono::duration<double> patience_{};
-  std::string why_;
-  BackgroundThread thread_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::vector<Device> devices_ GUARDED_BY(mutex_);
+  std::set<int64_t> late_ GUARDED_BY(mutex_), came_ GUARDED_BY(mutex_);
+  std::chrono::duration<double> patience_ GUARDED_BY(mutex_){};
+  std::string why_ GUARDED_BY(mutex_);
+  BackgroundThread thread_ GUARDED_BY(mutex_);
   std::atomic<bool> is_stopped_{false}, has_ended_{false};
 };
 
 struct First {
-  std::mutex mutex;
-  std::string text;
+  Mutex mutex;
+  std::string text GUARDED_BY(mutex);
 };
 
 First& TheFirst() {
@@ -178,18 +178,18 @@ Status DevicesStoppedError() {
 }
 
 void RecordFirstFailure(const std::string& text) {
-  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  MutexLock lock(TheFirst().mutex);
   if (TheFirst().text.empty()) TheFirst().text = text;
 }
 
 void ForgetFailures() {
   Stopper::Get().Forget();
-  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  MutexLock lock(TheFirst().mutex);
   TheFirst().text.clear();
 }
 
 std::string FirstFailure() {
-  std::lock_guard<std::mutex> lock(TheFirst().mutex);
+  MutexLock lock(TheFirst().mutex);
   return TheFirst().text;
 }
 

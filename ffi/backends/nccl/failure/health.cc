@@ -115,7 +115,7 @@ Status Health::BeWatched() {
 }
 
 Status Health::failure() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return failure_;
 }
 
@@ -132,7 +132,7 @@ Status Health::Refusal() const {
 }
 
 void Health::SetSuspended(bool is_suspended) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!failed()) state_ = is_suspended ? State::kSuspended : State::kLive;
 }
 
@@ -187,8 +187,13 @@ double Health::poll_seconds() const {
 }
 
 bool Health::Poll() {
-  std::unique_lock<std::mutex> lock(polling_, std::try_to_lock);
-  if (!lock) return !failed();  // another thread polls it
+  if (!polling_.try_lock()) return !failed();  // another thread polls it
+  const bool again = PollLocked();
+  polling_.unlock();
+  return again;
+}
+
+bool Health::PollLocked() {
   if (!failed() && DevicesAreStopped()) {
     SetFailed(DevicesStoppedError(), /*names_a_call=*/false);
     for (const auto& rank : ranks_) rank->queue.Fail();
@@ -210,7 +215,7 @@ bool Health::Poll() {
 }
 
 bool Health::Refuse(State state, const Status& reason, bool names_a_call) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (failed()) return false;
   failure_ = reason;
   failure_names_call_ = names_a_call;
@@ -322,7 +327,7 @@ void Health::FailElsewhere(const std::string& reason) {
 
 Status Health::FailureOf(const Call& call, const RankFacts& rank) const {
   CameTooLate(rank.ordinal);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (failure_.success() || failure_names_call_) return failure_;
   return Status(*failure_.errc(), StrCat(call.site->description(), ", ",
                                          rank.ToString(), ": ", failure_.message()));

@@ -21,7 +21,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -38,6 +37,7 @@
 #include "ffi/base/keep_forever.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/watchdog.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -140,6 +140,7 @@ class Health final : public Watched {
   using All = std::vector<std::shared_ptr<Health>>;
 
   bool is_busy() const;
+  bool PollLocked() REQUIRES(polling_);
   // The strictest policy of those that are busy, nothing if none is. Waits some
   // milliseconds for what is about to end.
   static std::optional<OnFailure> StrictestSoon(const All& all);
@@ -174,15 +175,15 @@ class Health final : public Watched {
   bool is_watched_ = false;
   const LocalRanks& ranks_;
   std::vector<Engine*> engines_;
-  FailureDetector detector_;  // under `polling_`
+  FailureDetector detector_;  // looks under `polling_`
   std::unique_ptr<Poison> poison_;
 
   std::atomic<State> state_{State::kLive};
   std::atomic<int> in_nccl_{0};
-  mutable std::mutex mutex_;
-  Status failure_ = OkStatus();     // under `mutex_`
-  bool failure_names_call_ = true;  // likewise
-  std::mutex polling_;
+  mutable Mutex mutex_;
+  Status failure_ GUARDED_BY(mutex_) = OkStatus();
+  bool failure_names_call_ GUARDED_BY(mutex_) = true;
+  Mutex polling_;
 };
 
 }  // namespace jaxcomm

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,7 @@ class WorldHealth {
   void SeesPeers() { sees_peers_.store(true); }
   bool any_gone() const { return any_gone_.load(std::memory_order_acquire); }
   std::vector<int> gone() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return gone_;
   }
   // "process 1, process 3"
@@ -41,7 +40,7 @@ class WorldHealth {
   }
   void AddGone(int process) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       gone_.push_back(process);
     }
     any_gone_.store(true, std::memory_order_release);
@@ -63,8 +62,8 @@ class WorldHealth {
 
  private:
   std::atomic<bool> is_broken_{false}, sees_peers_{false}, any_gone_{false};
-  mutable std::mutex mutex_;
-  std::vector<int> gone_;
+  mutable Mutex mutex_;
+  std::vector<int> gone_ GUARDED_BY(mutex_);
   Mutex settling_;
   ConditionVariable settled_;
   bool is_settled_ GUARDED_BY(settling_);

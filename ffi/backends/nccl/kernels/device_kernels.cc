@@ -1,9 +1,9 @@
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 
 #include <map>
-#include <mutex>
 
 #include "ffi/backends/nccl/kernels/kernels_ptx.inc"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
@@ -15,10 +15,10 @@ constexpr unsigned kPoisonThreads = 256;
 
 ErrorOr<std::shared_ptr<const DeviceKernels>> DeviceKernels::Load(
     const NcclLibrary& library, cuda::Context context) {
-  static auto& mutex = *new std::mutex;
+  static auto& mutex = *new Mutex;
   static auto& loaded =
       *new std::map<cuda::Context, std::weak_ptr<const DeviceKernels>>;
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   if (auto kernels = loaded[context].lock()) return kernels;
   std::shared_ptr<DeviceKernels> made(new DeviceKernels(library, context));
   RETURN_IF_ERROR(made->LoadModule());

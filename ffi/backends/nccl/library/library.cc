@@ -3,7 +3,8 @@
 #include <dlfcn.h>
 
 #include <memory>
-#include <mutex>
+
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
@@ -83,7 +84,7 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
   return LoadCuda(library);
 }
 
-std::mutex mutex;
+Mutex mutex;
 // Never destroyed: the watchdog may use it while the process exits.
 const NcclLibrary* loaded = nullptr;
 
@@ -124,7 +125,7 @@ Status NcclLibrary::InGroup(const char* what, size_t count,
 }
 
 ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths) {
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   if (loaded == nullptr) {
     auto found = std::make_unique<NcclLibrary>();
     RETURN_IF_ERROR(Load(paths, found.get()));
@@ -134,7 +135,7 @@ ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths) {
 }
 
 const NcclLibrary* LoadedNccl() {
-  std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   return loaded;
 }
 

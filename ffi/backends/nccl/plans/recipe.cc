@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ffi/backends/nccl/engines/one_shot.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
@@ -46,7 +47,7 @@ Natives NativesOf(const nccl::Api& api) {
 ErrorOr<const Recipe*> Recipes::Find(const CallSite& site, const RankFacts& rank,
                                      bool with_copies) {
   OfRank& own = of_ranks_[rank.place];
-  std::lock_guard<std::mutex> lock(own.mutex);
+  MutexLock lock(own.mutex);
   return own.recipes.Find(site, [&] { return Make(site, rank, with_copies); });
 }
 
@@ -67,7 +68,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
 std::shared_ptr<const PeerPlan> Recipes::CopiesOf(const CallSite& site,
                                                   const Plan& plan) {
   using Copies = std::shared_ptr<const PeerPlan>;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return **copies_[plan.size].Find(site, [&]() -> ErrorOr<Copies> {
     return std::make_shared<const PeerPlan>(MakePeerPlan(site, plan));
   });

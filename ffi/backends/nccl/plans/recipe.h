@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
@@ -16,6 +15,7 @@
 #include "ffi/base/status.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/derived_cache.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -41,8 +41,8 @@ class Recipes {
  private:
   // Ranks call at the same time: each has a lock of its own.
   struct alignas(64) OfRank {
-    std::mutex mutex;
-    DerivedCache<Recipe> recipes;
+    Mutex mutex;
+    DerivedCache<Recipe> recipes GUARDED_BY(mutex);
   };
 
   ErrorOr<Recipe> Make(const CallSite& site, const RankFacts& rank, bool with_copies);
@@ -51,9 +51,10 @@ class Recipes {
 
   const NcclLibrary& library_;
   std::deque<OfRank> of_ranks_;  // by place
-  std::mutex mutex_;
+  Mutex mutex_;
   // By the size of the group.
-  std::map<int, DerivedCache<std::shared_ptr<const PeerPlan>>> copies_;
+  std::map<int, DerivedCache<std::shared_ptr<const PeerPlan>>> copies_
+      GUARDED_BY(mutex_);
 };
 
 }  // namespace jaxcomm

@@ -1,10 +1,12 @@
 #include "ffi/backends/nccl/queue/in_flight.h"
 
 #include "ffi/flight/operation_table.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
 Status InFlight::Prepare() {
+  MutexLock lock(mutex_);
   entries_.resize(kEntries);
   tickets_.resize(static_cast<size_t>(recorder_.entries_per_rank()));
   for (Entry& entry : entries_) {
@@ -17,6 +19,7 @@ Status InFlight::Prepare() {
 }
 
 void InFlight::Release() {
+  MutexLock lock(mutex_);
   for (Entry& entry : entries_) {
     for (cuda::Event event : {entry.began, entry.ended}) {
       if (event != nullptr) library_.cuda.EventDestroy(event);
@@ -33,7 +36,7 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
     was_captured_ = true;
     return;
   }
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
   if (!is_begun_) return;
@@ -45,7 +48,7 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
                           entries_[(first_ + size() - 1) % kEntries].stream == stream;
   entry.stream = stream;
   const bool is_right_behind = entry.is_right_behind;
-  lock.unlock();
+  lock.Unlock();
   if (!is_right_behind) library_.cuda.EventRecord(entry.began, stream);
 }
 
@@ -55,7 +58,7 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
     recorder_.Finish(named.ticket, FlightRecorder::State::kCompleted);
     return;
   }
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   last_given_ = now;
   const bool has_place = size() < kEntries;
   // Without a place of its own, the last entry stands for this one too, from now on.
@@ -71,9 +74,9 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
     }
   }
   is_extended_ = !has_place;
-  lock.unlock();
+  lock.Unlock();
   library_.cuda.EventRecord(entry.ended, stream);
-  lock.lock();
+  lock.Lock();
   is_extended_ = false;
   if (!has_place && size() == 0) {  // Fail() came meanwhile
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
@@ -84,7 +87,7 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
 }
 
 void InFlight::Add(cuda::Stream stream, const Named& named, const Told& told) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (size() == kEntries) Retire();
   const bool has_place = size() < kEntries;
   Entry& entry = LastOrNext();
@@ -162,7 +165,7 @@ void InFlight::Retire() {
 
 InFlight::Overdue InFlight::Poll(Clock::time_point now,
                                  std::chrono::duration<double> patience) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Retire();
   Overdue overdue;
   if (size() == 0) return overdue;
@@ -183,19 +186,19 @@ InFlight::Overdue InFlight::Poll(Clock::time_point now,
 }
 
 InFlight::Overdue InFlight::First() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Retire();
   if (size() == 0) return {};
   return {true, entries_[first_].operation, entries_[first_].sequence};
 }
 
 void InFlight::Refresh() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Retire();
 }
 
 void InFlight::Fail() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
     Finish(entries_[first_], FlightRecorder::State::kFailed);
     first_ = (first_ + 1) % kEntries;

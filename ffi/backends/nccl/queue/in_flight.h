@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/core/communicator.h"
 #include "ffi/flight/flight_recorder.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -105,30 +105,32 @@ class InFlight {
     Clock::time_point since;       // when
   };
 
-  void Finish(Entry& entry, FlightRecorder::State state);
+  void Finish(Entry& entry, FlightRecorder::State state) REQUIRES(mutex_);
   // Counts the first entries, in order, that are known to be done.
-  int CountDone() const;
-  bool IsDone(int index) const;
-  void Retire();
+  int CountDone() const REQUIRES(mutex_);
+  bool IsDone(int index) const REQUIRES(mutex_);
+  void Retire() REQUIRES(mutex_);
   bool HasBegun(const Entry& entry) const;
   // The last entry, or the place behind it while there is one.
-  Entry& LastOrNext() {
+  Entry& LastOrNext() REQUIRES(mutex_) {
     return entries_[(first_ + std::min(size(), kEntries - 1)) % kEntries];
   }
   // Has an entry stand for another operation, too.
-  void AddTicket(Entry& entry, FlightRecorder::Ticket ticket);
+  void AddTicket(Entry& entry, FlightRecorder::Ticket ticket) REQUIRES(mutex_);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
-  std::mutex mutex_;
-  std::vector<Entry> entries_;  // a ring of kEntries
-  int first_ = 0;
+  Mutex mutex_;
+  std::vector<Entry> entries_ GUARDED_BY(mutex_);  // a ring of kEntries
+  int first_ GUARDED_BY(mutex_) = 0;
   // A ring of as many as the recorder keeps: it has forgotten what is not here.
-  std::vector<FlightRecorder::Ticket> tickets_;
-  uint64_t tickets_given_ = 0, tickets_finished_ = 0;
+  std::vector<FlightRecorder::Ticket> tickets_ GUARDED_BY(mutex_);
+  uint64_t tickets_given_ GUARDED_BY(mutex_) = 0;
+  uint64_t tickets_finished_ GUARDED_BY(mutex_) = 0;
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
-  bool is_extended_ = false;  // the end of the last entry is being put off
+  // The end of the last entry is being put off.
+  bool is_extended_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> was_captured_{false};
   Clock::time_point last_given_;
   std::atomic<int> size_{0};

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 
 #include "ffi/backends/nccl/failure/health.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
@@ -16,6 +15,7 @@
 #include "ffi/core/communicator.h"
 #include "ffi/core/watchdog.h"
 #include "ffi/flight/flight_recorder.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -132,7 +132,7 @@ class LaunchQueue {
   Status Launch(const Call& call, uint64_t number, const Work& work) {
     const Counted counted(giving);
     WakeWatchdog();
-    std::lock_guard<std::timed_mutex> lock(launching);
+    MutexLock lock(launching);
     RETURN_IF_ERROR(health_.Refusal());
     CurrentContext current(library_.cuda, facts_.context);
     launched_operation_.store(call.site->operation(), std::memory_order_relaxed);
@@ -195,7 +195,7 @@ class LaunchQueue {
   const CallCounts& counts() const { return counts_; }
 
   // Held while the communicator is given work: NCCL wants one thread at a time.
-  std::timed_mutex launching;
+  TimedMutex launching;
   // Threads that give a stream an operation, from before they know that nothing failed:
   // whatever fails meanwhile takes theirs for an operation in flight.
   std::atomic<int> giving{0};

@@ -13,6 +13,7 @@
 #include "ffi/backends/nccl/queue/device_runs.h"
 #include "ffi/backends/nccl/queue/launch_queue.h"
 #include "ffi/backends/nccl/queue/split_phase.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -68,7 +69,7 @@ std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec
 // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
 // may need one rank to go on before another. With `wait_until_idle`, nothing is in
 // flight then.
-using LaunchLocks = std::vector<std::unique_lock<std::timed_mutex>>;
+using LaunchLocks = std::vector<std::unique_lock<TimedMutex>>;
 ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
                              bool wait_until_idle);
 

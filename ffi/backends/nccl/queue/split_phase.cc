@@ -1,6 +1,7 @@
 #include "ffi/backends/nccl/queue/split_phase.h"
 
 #include "ffi/backends/nccl/engines/peer_copies.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -10,13 +11,14 @@ Status SplitPhase::Prepare() {
 }
 
 void SplitPhase::Release() {
+  MutexLock lock(mutex_);
   for (const Begun& begun : begun_) spare_.push_back(begun.event);
   for (cuda::Event event : spare_) library_.cuda.EventDestroy(event);
   if (stream_ != nullptr) library_.cuda.StreamDestroy(stream_);
 }
 
 ErrorOr<cuda::Event> SplitPhase::TakeEvent(const void* mark) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   // The program of an earlier start into these results failed before its end.
   for (size_t i = begun_.size(); mark != nullptr && i-- > 0;) {
     if (begun_[i].mark != mark) continue;
@@ -49,7 +51,7 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
   }
   if (status.success()) status = give();
   if (status.success()) status = record(stream_);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (status.success()) {
     begun_.push_back({mark, call.run_id, event});
   } else {
@@ -59,7 +61,7 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
 }
 
 Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (Begun& begun : begun_) {
     if (begun.run == call.run_id || begun.is_waited_for) continue;
     RETURN_IF_ERROR(
@@ -73,7 +75,7 @@ ErrorOr<bool> SplitPhase::Done(const Call& call, cuda::Stream stream) {
   const void* const mark = MarkOf(call);
   cuda::Event event = nullptr;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (size_t i = begun_.size(); i-- > 0 && event == nullptr;) {
       if (begun_[i].mark != mark) continue;
       event = begun_[i].event;
@@ -82,7 +84,7 @@ ErrorOr<bool> SplitPhase::Done(const Call& call, cuda::Stream stream) {
   }
   if (event == nullptr) return false;
   const Status status = library_.Try(library_.cuda.StreamWaitEvent, stream, event, 0);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   spare_.push_back(event);
   if (status.failure()) return status;
   return true;

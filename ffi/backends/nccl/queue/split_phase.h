@@ -5,12 +5,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <vector>
 
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -47,9 +47,9 @@ class SplitPhase {
 
   const NcclLibrary& library_;
   cuda::Stream stream_ = nullptr;
-  std::mutex mutex_;
-  std::vector<Begun> begun_;
-  std::vector<cuda::Event> spare_;
+  Mutex mutex_;
+  std::vector<Begun> begun_ GUARDED_BY(mutex_);
+  std::vector<cuda::Event> spare_ GUARDED_BY(mutex_);
 };
 
 }  // namespace jaxcomm
