@@ -166,24 +166,24 @@ def _site(document) -> Site:
 
 def _entry(row, sites) -> Entry:
     if not isinstance(row, list) or len(row) != 4:
-        raise _Wrong("an entry", row)
+        raise _Wrong("entry", row)
     number, at, *sums = row
     if not _is_a(number, int) or number >= len(sites):
-        raise _Wrong("the site of an entry", number)
+        raise _Wrong("entry site", number)
     site = sites[number]
     sizes = [size for _, size in site.mesh]
     is_there = isinstance(at, list) and len(at) == len(sizes)
     if not is_there or not all(
         _is_a(i, int) and i < size for i, size in zip(at, sizes, strict=True)
     ):
-        raise _Wrong("the place of a device", at)
+        raise _Wrong("device place", at)
     for found, expected in zip(sums, (site.operands, site.results), strict=True):
         if (
             not isinstance(found, list)
             or len(found) != len(expected)
             or not all(isinstance(each, str) for each in found)
         ):
-            raise _Wrong("the sums of an entry", found)
+            raise _Wrong("entry sums", found)
     return Entry(site, tuple(at), *map(tuple, sums))
 
 
