@@ -43,7 +43,8 @@ def test_examples_give_what_they_say(make_mesh, name):
     for example in examples_of(name, mesh=mesh):
         skipped = any(doctest.SKIP in line.options for line in example.examples)
         assert not skipped or name in SKIPPED
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        # Else it takes pytest's -v for its own, and writes into what is wrong.
+        runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
         with jax.set_mesh(mesh):
             runner.run(example, out=wrong.append)
         ran += runner.tries
