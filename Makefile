@@ -56,7 +56,7 @@ SHELL := bash
 # C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
-.PHONY: help demo test test-all pytest reports times gpu-test coverage check smoke smoke-tests mutation install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
+.PHONY: help demo test test-all pytest reports times gpu-test coverage check smoke smoke-tests mutation mutation-cpp install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
   bench-plots notebooks docs wheel release-check clean bazel-test FORCE
 
 help: ## list the targets
@@ -163,6 +163,10 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 
 mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and write docs/mutation.md (hours)
 	@$(FAKE_NCCL) PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation $(ARGS)
+
+# In a build of its own, with the tools that .venv has.
+mutation-cpp: $(VENV)/.extra-test $(BUILD_REQUIRES) ## C++ tests and pytest on 100 defects in ffi/ (hours)
+	@$(TOOLS) PYTHONPATH="$(CURDIR)/tools" $(BIN)/python -m mutation.cpp $(ARGS)
 
 soak: $(INSTALLED) ## 100,000 mixed collectives between processes, every result checked
 	@PYTHONPATH="$(CURDIR)/tests:$(CURDIR)/tests/support" $(RUN) -m jaxcomm.launch -n 2 --no-prefix -m stress.worker $(ARGS)

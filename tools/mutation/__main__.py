@@ -100,10 +100,8 @@ def main() -> int:
 
     trees.map(one, left)
     tried = [(each, results[each.name]) for each in defects if each.name in results]
-    page, is_enough = report.page(tried, len(defects), given.seed)
-    given.report.write_text(page)
-    print(page)
-    return 0 if is_enough else 1
+    enough = report.write(given.report, report.PYTHON, tried, len(defects), given.seed)
+    return 0 if enough else 1
 
 
 def _record(trees: Trees, fresh: bool) -> Records:

@@ -69,11 +69,12 @@ def draw(root: pathlib.Path, folders: list[str], count: int, seed: int) -> list[
         for path in sorted((root / folder).rglob("*.py")):
             for defect in of_file(root, path):
                 found.setdefault(defect.name, defect)
+    return sorted(found.values(), key=lambda each: numbered(each, seed))[:count]
 
-    def number(defect):
-        return hashlib.sha256(f"{seed} {defect.name}".encode()).digest()
 
-    return sorted(found.values(), key=number)[:count]
+def numbered(defect: Defect, seed: int) -> bytes:
+    """Return the number that a defect draws."""
+    return hashlib.sha256(f"{seed} {defect.name}".encode()).digest()
 
 
 def of_file(root: pathlib.Path, path: pathlib.Path) -> Iterator[Defect]:

@@ -27,6 +27,27 @@ IN_PROCESSES = {
 _COPIED = ("jaxcomm", "tests", "benchmarks", "examples", "docs", "README.md")
 
 
+def finished(words, folder, environment, output, seconds: float) -> int | None:
+    """Run a program; return its exit status, or None if it took too long."""
+    popen = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environment,
+        stdout=output.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return popen.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # With whatever its tests started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        popen.wait()
+
+
 class Tree:
     """A private copy of the repository, in which one defect at a time is put."""
 
@@ -46,10 +67,10 @@ class Tree:
     def pytest(self, words, *, seconds: float, **environment: str) -> int | None:
         """Run pytest there; return its exit status, or None if it took too long."""
         cache = self.folder.parent / "compiled"
-        popen = subprocess.Popen(
+        return finished(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
-            cwd=self.folder,
-            env=os.environ
+            self.folder,
+            os.environ
             | {
                 "PYTHONPATH": str(self.folder),
                 # A defect must not be passed over for a file compiled without it.
@@ -58,19 +79,9 @@ class Tree:
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             }
             | environment,
-            stdout=(self.folder / "output.txt").open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            self.folder / "output.txt",
+            seconds,
         )
-        try:
-            return popen.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            # With whatever its tests started.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)
-            popen.wait()
 
     def try_defect(
         self, defect: Defect, tests: list[str], seconds: float, confirms: bool
