@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import re
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ import jax
 from jaxcomm import compat
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import hosts, settling
-from jaxcomm.communicator.store import EntryError, seal, unseal
+from jaxcomm.communicator.store import EntryError, not_ours, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
@@ -257,12 +258,16 @@ class FailureWatch:
 def _failure(key: str, text: str) -> Failure:
     """Return what a process wrote of its failure, or that this cannot be read."""
     try:
-        return Failure(**unseal(key, text))
+        match unseal(key, text):
+            case {"order": int(order), "process": int(process), "text": str(said)}:
+                return Failure(order, process, said)
+        raise not_ours(key, text)
     except EntryError as error:
         # Processes write there only when they fail. One that says why counts first.
         process = key.rpartition("/")[2]
         last = sys.maxsize
-        return Failure(last, int(process) if process.isdecimal() else -1, str(error))
+        is_number = re.fullmatch("[0-9]{1,9}", process)
+        return Failure(last, int(process) if is_number else -1, str(error))
 
 
 _lock = threading.Lock()

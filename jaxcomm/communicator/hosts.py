@@ -2,14 +2,19 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable
 
-from jaxcomm import config
+from jaxcomm import config, own_file
 from jaxcomm._built import _ffi
-from jaxcomm.communicator.store import of_job
+from jaxcomm.communicator.store import not_ours, of_job
 
 # (process id, start time, process, thread) of a process whose end this one can see.
 Peer = tuple[int, int, int, int]
+# What the launcher writes for a process that has ended: its number and status.
+_END = re.compile(rb"([0-9]{1,7}) ([0-9]{1,3})\n")
+# All the processes that a launcher may have.
+_MOST_ENDS_BYTES = (256 * 4096) * 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +93,46 @@ def told_ends() -> dict[int, int]:
     if path is None:
         return {}
     try:
-        with open(path) as file:
-            lines = file.read().split("\n")[:-1]
-    except OSError:
-        return {}  # The job is over.
-    return {int(process): int(status) for process, status in map(str.split, lines)}
+        content = own_file.read(path, _MOST_ENDS_BYTES)
+    except (OSError, ValueError):
+        return {}  # The job is over, or the variable names no such file.
+    return ends_in(content)
+
+
+def ends_in(content: bytes) -> dict[int, int]:
+    r"""Return the processes and statuses that a file of the launcher names.
+
+    A line that is not whole, or of another form, says nothing.
+
+    >>> ends_in(b"1 137\n2 0\n4 13")
+    {1: 137, 2: 0}
+    """
+    forms = map(_END.fullmatch, content.splitlines(keepends=True))
+    return {int(form[1]): int(form[2]) for form in forms if form}
 
 
 def infos(processes: tuple[int, ...]) -> dict[int, Info]:
-    """Return the infos of those of the processes that run on this host."""
+    """Return the infos of those of the processes that run on this host.
+
+    Raises:
+      EntryError: an entry is none that jaxcomm writes.
+    """
     found = of_job(processes).entries(folder(), processes)
-    return {process: Info(*fields) for process, fields in found.items()}
+    return {process: info_of(process, fields) for process, fields in found.items()}
+
+
+def info_of(process: int, fields: object) -> Info:
+    """Return what :func:`publish` wrote.
+
+    Raises:
+      EntryError: it is none that jaxcomm writes.
+    """
+    match fields:
+        case [int(pid), int(start), str() | None, int(thread)]:
+            ids = 0 < pid < 2**31 and 0 <= thread < 2**31
+            if ids and 0 <= start < 2**63:
+                return Info(*fields)
+    raise not_ours(f"{folder()}/{process}", fields)
 
 
 def folder() -> str:

@@ -18,7 +18,9 @@ PROTOCOL = 2
 # Processes of a host must also agree on what lies where in the memory that they share.
 _MEMORY = 0 if ABSENCE else _ffi.shared_memory_layout() % 2**32
 
-_FORM = re.compile(r"(\S+/[0-9]+/[0-9a-f]{8}) ([0-9]+) (.*)", re.DOTALL)
+_FORM = re.compile(
+    r"([\w.+-]{1,40}/[0-9]{1,9}/[0-9a-f]{8}) ([0-9]{1,9}) (.*)", re.ASCII | re.DOTALL
+)
 _SHOWN_CHARACTERS = 60
 
 
@@ -97,13 +99,14 @@ def seal(process: int, value: Any) -> str:
 
 
 def unseal(key: str, text: str) -> Any:
-    """Return the value of an entry."""
+    """Return the value of an entry.
+
+    Raises:
+      EntryError: this version of jaxcomm did not write it.
+    """
     form = _FORM.fullmatch(text)
     if form is None:
-        raise EntryError(
-            f"entry {key!r} of the job's store holds {text[:_SHOWN_CHARACTERS]!r}, "
-            f"which jaxcomm did not write. Leave keys that begin with 'jaxcomm/' to it"
-        )
+        raise not_ours(key, text)
     version, process, value = form.groups()
     if version != own_version():
         raise EntryError(
@@ -111,7 +114,20 @@ def unseal(key: str, text: str) -> Any:
             f"{own_version()} (version/protocol/shared memory). Install the same "
             f"version in all processes"
         )
-    return json.loads(value)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise not_ours(key, text) from None
+
+
+def not_ours(key: str, found: object) -> EntryError:
+    """Return the error of an entry whose text or value jaxcomm does not write."""
+    # !a: a terminal acts on some characters that repr() leaves.
+    return EntryError(
+        f"entry {key[:_SHOWN_CHARACTERS]!a} of the job's store holds "
+        f"{str(found)[:_SHOWN_CHARACTERS]!a}, which jaxcomm did not write. Leave keys "
+        f"that begin with 'jaxcomm/' to it"
+    )
 
 
 _of_job: Store | None = None

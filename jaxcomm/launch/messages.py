@@ -23,8 +23,9 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from typing import Any
+
+from jaxcomm import own_file
 
 _NONCE = rb"([0-9a-f]{32})"
 _CODE = rb"([0-9a-f]{64})"
@@ -107,25 +108,18 @@ def read_secret(path: str) -> bytes:
       SecretRefused: the file is no such file.
     """
     try:
-        # A pipe without a writer would wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with own_file.opened(path) as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise SecretRefused(
+                    f"--secret: others may read or write {path!r}. Make it yours "
+                    "alone: chmod 600"
+                )
+            secret = file.read(_MOST_SECRET_BYTES + 1).strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise SecretRefused(
             f"--secret: {path!r} cannot be read: {reason}. Name another file"
         ) from None
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise SecretRefused(f"--secret: {path!r} is no file. Name one with a text")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise SecretRefused(
-                f"--secret: others may read or write {path!r}. Make it yours alone: "
-                "chmod 600"
-            )
-        secret = os.read(descriptor, _MOST_SECRET_BYTES + 1).strip()
-    finally:
-        os.close(descriptor)
     if not _LEAST_SECRET_BYTES <= len(secret) <= _MOST_SECRET_BYTES:
         raise SecretRefused(
             f"--secret: {path!r} holds {len(secret)} bytes. Give it "

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -10,6 +11,10 @@ VARIABLE = "JAXCOMM_DUMP_DIR"
 _PATTERN = "flight-record-*.json"
 
 
+# What a process calls its own.
+_NAME = re.compile(r"flight-record-[0-9]{1,7}\.json")
+# Of so many processes nobody reads more.
+_MOST_RECORDS = 1024
 _FOLDER = "records"
 
 
@@ -63,8 +68,8 @@ def print_merged(where: pathlib.Path, since: float):
       since: ``time.time()`` before the run; older ones are of another.
     """
     paths = sorted(
-        path for path in where.glob(_PATTERN) if path.stat().st_mtime >= since
-    )
+        path for path in where.glob(_PATTERN) if _is_newer_record(path, since)
+    )[:_MOST_RECORDS]
     if not paths:
         return
     try:
@@ -79,6 +84,15 @@ def print_merged(where: pathlib.Path, since: float):
     # Nobody may read it any more, and the run go on all the same.
     with contextlib.suppress(BrokenPipeError):
         print(text, file=sys.stderr, flush=True)
+
+
+def _is_newer_record(path, since) -> bool:
+    if not _NAME.fullmatch(path.name):
+        return False
+    try:
+        return path.lstat().st_mtime >= since
+    except OSError:
+        return False  # It is gone.
 
 
 def _say(text):

@@ -233,8 +233,11 @@ def test_lines_are_taken_or_refused_by_their_form(pytestconfig):
         (lambda path: path.chmod(0o640), "others may read or write"),
         (lambda path: path.write_text("short"), "holds 5 bytes. Give it 16 to 4096"),
         (lambda path: path.write_bytes(b"a" * 5000), "holds 4097 bytes"),
-        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "is no file. Name one"),
-        (lambda path: (path.unlink(), path.mkdir(0o700)), "is no file. Name one"),
+        (
+            lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
+            "it is not a regular file",
+        ),
+        (lambda path: (path.unlink(), path.mkdir(0o700)), "it is not a regular file"),
         (lambda path: path.unlink(), "cannot be read: No such file"),
     ],
 )

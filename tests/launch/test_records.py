@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+import jaxcomm
 from jaxcomm.launch import records
 
 WRITES = """
@@ -82,3 +83,17 @@ def test_a_bad_record_does_not_hide_the_status(merge, launch):
     status, _, err = launch(WRITES + "sys.exit(3)", processes=1)
     assert status == 3
     assert "cannot read the flight records: ValueError('half a file')" in err
+
+
+def test_what_others_put_beside_the_records_is_named_and_left_out(tmp_path, capsys):
+    jaxcomm.flight_record().save(tmp_path / "flight-record-0.json")
+    os.mkfifo(tmp_path / "flight-record-7.json")
+    (tmp_path / "flight-record-8.json").symlink_to("/proc/self/environ")
+    (tmp_path / "flight-record-9.json").write_text("{}")
+    (tmp_path / "flight-record-\x1b[2J.json").touch()
+    records.print_merged(tmp_path, 0)
+    said = capsys.readouterr().err
+    assert "flight records of 1 of 1 processes" in said
+    for number in 7, 8, 9:
+        assert f"flight-record-{number}.json" in said
+    assert "\x1b" not in said
