@@ -102,7 +102,12 @@ class Communicator {
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;
 
-  // Returns the failed runs in which a rank has not come yet.
+  // A rank of a run has failed, here or in another communicator of this process, and
+  // will come to none of the run's calls. Ends those that wait for it, and refuses
+  // those that come later.
+  virtual void EndRun(int64_t, const Status&) {}
+
+  // Returns the last runs that have failed in it.
   virtual std::vector<int64_t> FailedRuns() const { return {}; }
 
   virtual CommunicatorStats stats() const = 0;

@@ -6,13 +6,6 @@
 #include "ffi/os/forked.h"
 
 namespace jaxcomm {
-namespace {
-
-// How many failed runs are remembered per key.
-constexpr size_t kFailedRuns = 64;
-
-}  // namespace
-
 Registry& Registry::Get() {
   static Registry* const registry = new Registry;
   return *registry;
@@ -40,38 +33,26 @@ ErrorOr<std::shared_ptr<Communicator>> Registry::Find(CallSite& site, int64_t ru
   if (IsForked()) {
     return ForkedError(StrCat(site.ToString(), " over axes ", site.attributes().axes));
   }
+  if (failed_runs_.Contains(run_id)) return MissingError(site);
   // All ranks would write to the lock, at every call.
   if (auto known = site.CommunicatorAt(epoch_.load(std::memory_order_acquire))) {
     return known;
   }
-  const int64_t key = site.attributes().key;
-  bool is_new = false;
   {
     ReaderLock lock(mutex_);
-    const auto failed = failed_runs_.find(key);
-    is_new = failed == failed_runs_.end() ||
-             std::find(failed->second.begin(), failed->second.end(), run_id) ==
-                 failed->second.end();
-    const auto live = communicators_.find(key);
-    if (is_new && live != communicators_.end()) {
-      // With failed runs, each call must ask whether its run is one of them.
-      if (failed == failed_runs_.end()) site.Remember(live->second, epoch_.load());
+    const auto live = communicators_.find(site.attributes().key);
+    if (live != communicators_.end()) {
+      site.Remember(live->second, epoch_.load());
       return live->second;
     }
   }
-  if (is_new) {
+  {
     MutexLock lock(mutex_);
-    RememberFailedRun(key, run_id);
+    failed_runs_.Add(run_id);
   }
-  return MissingError(site);
-}
-
-void Registry::RememberFailedRun(int64_t key, int64_t run_id) {
-  std::deque<int64_t>& runs = failed_runs_[key];
-  if (std::find(runs.begin(), runs.end(), run_id) != runs.end()) return;
-  runs.push_back(run_id);
-  ++epoch_;
-  if (runs.size() > kFailedRuns) runs.pop_front();
+  const Status missing = MissingError(site);
+  EndRun(run_id, missing);
+  return missing;
 }
 
 Status Registry::Remove(int64_t key) {
@@ -93,8 +74,12 @@ Status Registry::Remove(int64_t key) {
                                     " was closed while a rank waited in it"));
   const std::vector<int64_t> failed = removed->FailedRuns();
   MutexLock lock(mutex_);
-  for (int64_t run_id : failed) RememberFailedRun(key, run_id);
+  for (int64_t run_id : failed) failed_runs_.Add(run_id);
   return OkStatus();
+}
+
+void Registry::EndRun(int64_t run_id, const Status& reason) const {
+  for (const auto& communicator : List()) communicator->EndRun(run_id, reason);
 }
 
 std::vector<std::shared_ptr<Communicator>> Registry::List() const {

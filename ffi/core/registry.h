@@ -2,9 +2,10 @@
 #ifndef JAXCOMM_FFI_CORE_REGISTRY_H_
 #define JAXCOMM_FFI_CORE_REGISTRY_H_
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -41,6 +42,9 @@ class Registry {
   // Removes the communicator and aborts its pending calls.
   Status Remove(int64_t key);
 
+  // Calls EndRun() of all communicators.
+  void EndRun(int64_t run_id, const Status& reason) const;
+
   std::vector<std::shared_ptr<Communicator>> List() const;
   RegistryCounters counters() const;
 
@@ -48,16 +52,36 @@ class Registry {
   Status MissingError(const CallSite& site) const;
 
  private:
-  void RememberFailedRun(int64_t key, int64_t run_id) REQUIRES(mutex_);
+  // The last runs that failed. Read without the lock, at every call.
+  class FailedRuns {
+   public:
+    bool Contains(int64_t run_id) const {
+      const size_t count = std::min(count_.load(std::memory_order_acquire), kKept);
+      return std::any_of(runs_, runs_ + count, [&](const auto& run) {
+        return run.load(std::memory_order_relaxed) == run_id;
+      });
+    }
+    // One thread at a time.
+    void Add(int64_t run_id) {
+      if (Contains(run_id)) return;
+      const size_t count = count_.load(std::memory_order_relaxed);
+      runs_[count % kKept].store(run_id, std::memory_order_relaxed);
+      count_.store(count + 1, std::memory_order_release);
+    }
+
+   private:
+    static constexpr size_t kKept = 64;
+    std::atomic<size_t> count_{0};
+    std::atomic<int64_t> runs_[kKept] = {};
+  };
 
   mutable SharedMutex mutex_;
   std::unordered_map<int64_t, std::shared_ptr<Communicator>> communicators_
       GUARDED_BY(mutex_);
-  // By key.
-  std::unordered_map<int64_t, std::deque<int64_t>> failed_runs_ GUARDED_BY(mutex_);
+  FailedRuns failed_runs_;  // written under the lock
   RegistryCounters counters_ GUARDED_BY(mutex_);
   // Changes, under the lock, whenever a call site that found a communicator must look
-  // again: one was removed, or a run failed.
+  // again: one was removed.
   std::atomic<uint64_t> epoch_{1};
 };
 

@@ -79,43 +79,35 @@ class Rendezvous {
   // Keeps a round that is over for TakeSpare().
   void Keep(std::unique_ptr<Round> round) { spare_.push_back(std::move(round)); }
 
-  // Has the ranks that have yet to come to a failed round, `absent` of them, fail with
-  // `reason` instead of opening another one. Remembers the last 64 such rounds.
-  void Refuse(const Round& round, Status reason, int absent) {
-    if (absent == 0) return;
-    refusals_.push_back({round.run_id, round.tag, std::move(reason), absent});
-    if (refusals_.size() > kMostRefusals) refusals_.pop_front();
+  // Has the ranks of a run that come from now on fail with `reason`, instead of opening
+  // rounds: a rank of it has failed, and will not come. The first reason stands.
+  // Remembers the last 64 runs. Returns whether this one is new.
+  bool Refuse(int64_t run_id, Status reason) {
+    if (Refusal(run_id).failure()) return false;
+    refused_.emplace_back(run_id, std::move(reason));
+    if (refused_.size() > kMostRefused) refused_.pop_front();
+    return true;
   }
 
-  // Why a rank that comes now is refused. Success if it is not. Counts it as come.
-  Status TakeRefusal(int64_t run_id, uint64_t tag) {
-    for (auto it = refusals_.begin(); it != refusals_.end(); ++it) {
-      if (it->run_id != run_id || it->tag != tag) continue;
-      Status reason = it->reason;
-      if (--it->absent == 0) refusals_.erase(it);
-      return reason;
+  // Why a rank of the run is refused. Success if it is not.
+  Status Refusal(int64_t run_id) const {
+    for (const auto& [run, reason] : refused_) {
+      if (run == run_id) return reason;
     }
     return OkStatus();
   }
 
-  // The runs of failed rounds to which some rank has yet to come.
   std::vector<int64_t> RefusedRuns() const {
     std::vector<int64_t> runs;
-    for (const Refusal& refusal : refusals_) runs.push_back(refusal.run_id);
+    for (const auto& refused : refused_) runs.push_back(refused.first);
     return runs;
   }
 
  private:
-  struct Refusal {
-    int64_t run_id;
-    uint64_t tag;
-    Status reason;
-    int absent;
-  };
-  static constexpr size_t kMostRefusals = 64;
+  static constexpr size_t kMostRefused = 64;
 
   Rounds open_, spare_;
-  std::deque<Refusal> refusals_;
+  std::deque<std::pair<int64_t, Status>> refused_;  // by run
 };
 
 }  // namespace jaxcomm

@@ -221,6 +221,25 @@ def test_what_does_not_fit_raises_and_names_the_slice(
     assert [c.stats()["in_flight"] for c in jaxcomm.communicators()] == [0]
 
 
+@traced
+def test_a_refused_exchange_ends_the_program_on_every_device(stacked, mesh_of):
+    """Also where groups are right: they would wait for devices that have failed."""
+    starts, ones = np.tile(np.int32([0, 1]), (4, 1)), np.ones((4, 2), np.int32)
+    places = np.int32([[0, 0], [0, 0], [1, 1], [1, 1]])
+    x, mesh = np.zeros((4, 2), np.float32), mesh_of((2, 2), ("i", "j"))
+
+    def program(*operands):
+        return jaxcomm.psum(exchange(*operands), "j")
+
+    jax.block_until_ready(stacked(mesh, program, x, x, starts, ones, places, ones))
+    places[2, 0] = 5  # in one of the groups along i
+    for shard in stacked(
+        mesh, program, x, x, starts, ones, places, ones
+    ).addressable_shards:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="to row 5 on of an outp"):
+            shard.data.block_until_ready()
+
+
 def _two_rows_each():
     """Starts, sizes, offsets, sizes: to and from rows 0 and 2 of four, on two ranks."""
     starts = np.tile(np.int32([0, 2]), (2, 1))

@@ -93,17 +93,39 @@ TEST(a_rank_that_never_arrives_is_named_to_those_who_wait) {
            "0 s for ranks 1, 3. They may have stopped or run a different program; "
            "see JAXCOMM_TIMEOUT.");
   CHECK_CONTAINS(ranks.End(2), "rank 2 of 4 (cpu:102)");
-  // A rank that comes later fails at once: no rank waits for it any more.
+  CHECK_TRUE(communicator->FailedRuns() == std::vector<int64_t>{3});
+  // A rank that comes later fails at once, here and at any other place of the run: no
+  // rank waits for it any more.
   for (int late : {1, 3}) {
-    CHECK_TRUE(communicator->FailedRuns() == std::vector<int64_t>{3});
     ranks.Arrive(late);
     CHECK_CONTAINS(ranks.End(late), "stopped waiting");
   }
-  CHECK_TRUE(communicator->FailedRuns().empty());
+  auto other = FloatSite("all_gather", {1}, 2, 8);
+  Ranks gathers(*communicator, other.get(), 3);
+  gathers.Arrive(0);
+  CHECK_CONTAINS(gathers.End(0), "stopped waiting");
   // The next run is not disturbed.
   Ranks next(*communicator, site.get(), 4);
   for (int r = 0; r < 4; ++r) next.Arrive(r);
   CHECK_EQ(next.Result(3), 10.0f);
+}
+
+TEST(a_run_that_fails_in_one_group_ends_in_all) {
+  // Nobody ends a wait by its timeout.
+  LocalCommunicator communicator(Spec({{100, 101}, {102, 103}}));
+  CHECK_OK(StartContinuing());
+  auto sum = FloatSite("all_reduce", {}, 2), bad = FloatSite("permute", {0}, 2);
+  Ranks sums(communicator, sum.get(), 5), refused(communicator, bad.get(), 5);
+  sums.Arrive(2);
+  refused.Arrive(0);
+  CHECK_CONTAINS(refused.End(0), "a permutation of 1 ranks was given to a group of 2");
+  for (int rank : {2, 3}) {
+    if (rank == 3) sums.Arrive(rank);
+    CHECK_CONTAINS(sums.End(rank), "another collective of the program failed: permute(");
+  }
+  Ranks next(communicator, sum.get(), 6);
+  for (int rank : {2, 3}) next.Arrive(rank);
+  CHECK_EQ(next.Result(3), 7.0f);
 }
 
 TEST(a_pairwise_call_may_outlive_its_program) {

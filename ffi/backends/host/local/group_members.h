@@ -3,6 +3,7 @@
 #define JAXCOMM_FFI_BACKENDS_HOST_LOCAL_GROUP_MEMBERS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct HostContext {
   FlightRecorder& recorder;
   Watched& owner;     // the communicator, for who must keep it
   const uint64_t id;  // of the communicator, unique in this process
+  // Ends the run in all communicators of this process. Call it without a lock.
+  const std::function<void(int64_t run_id, const Status& reason)> end_run;
 };
 
 struct GroupMembers {

@@ -9,6 +9,7 @@
 #include "ffi/backends/host/arena/process_set.h"
 #include "ffi/backends/host/local/continuer.h"
 #include "ffi/backends/host/reduce/store.h"
+#include "ffi/core/registry.h"
 
 namespace jaxcomm {
 namespace {
@@ -26,7 +27,14 @@ std::atomic<uint64_t> next_id{1};
 
 LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
     : Communicator(std::move(spec)),
-      context_{this->spec(), recorder(), *this, next_id.fetch_add(1)} {
+      context_{this->spec(), recorder(), *this, next_id.fetch_add(1),
+               [this](int64_t run_id, const Status& reason) {
+                 const Status elsewhere(
+                     *reason.errc(), StrCat("another collective of the program failed: ",
+                                            reason.message()));
+                 EndRun(run_id, elsewhere);  // in tests it is in no registry
+                 Registry::Get().EndRun(run_id, elsewhere);
+               }} {
   for (size_t index = 0; index < this->spec().groups.size(); ++index) {
     GroupMembers members = MembersOf(index);
     if (members.here.empty()) continue;
@@ -86,6 +94,10 @@ void LocalCommunicator::Abort(const Status& reason) {
   AbortGroups(reason);
   // Last: see RoundCarrier::Continue().
   if (spec().process_set != nullptr) spec().process_set->Abort(context_.id, reason);
+}
+
+void LocalCommunicator::EndRun(int64_t run_id, const Status& reason) {
+  for (const auto& group : groups_) group->EndRun(run_id, reason);
 }
 
 std::vector<int64_t> LocalCommunicator::FailedRuns() const {

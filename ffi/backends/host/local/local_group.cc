@@ -37,28 +37,31 @@ ffi::Future LocalGroup::Execute(int rank, const Call& call) {
     auto joined = Join(rank, call);
     if (joined.has_error()) {
       RecordOutcome(ticket, joined.error());
-      return FailedFuture(std::move(joined.error()));
-    }
-    LocalRound* const round = *joined;
-    Enter(rank, call, ticket, std::move(promise), round);
-    if (IsPairwise(*round)) {
-      MovePairs(rank, call, round, &mine);
-    } else if (round->come < static_cast<int>(members_.here.size())) {
-      WaitBriefly(rank, round, &mine);
+      RefuseRun(call.run_id, joined.error());
+      mine.push_back({std::move(promise), std::move(joined.error())});
     } else {
-      complete = rounds_.Close(round);
-      ++calls_[static_cast<int>(call.site->kind())];
-      helpers = round->in_handlers;
+      LocalRound* const round = *joined;
+      Enter(rank, call, ticket, std::move(promise), round);
+      if (IsPairwise(*round)) {
+        MovePairs(rank, call, round, &mine);
+      } else if (round->come < static_cast<int>(members_.here.size())) {
+        WaitBriefly(rank, round, &mine);
+      } else {
+        complete = rounds_.Close(round);
+        ++calls_[static_cast<int>(call.site->kind())];
+        helpers = round->in_handlers;
+      }
     }
   }
   if (complete != nullptr) MoveAll(rank, call, std::move(complete), helpers);
+  EndRefusedRuns();
   for (Continuation& each : mine) CompleteHere(std::move(each));
   return future;
 }
 
 ErrorOr<LocalRound*> LocalGroup::Join(int rank, const Call& call) {
   RETURN_IF_ERROR(closed_);
-  RETURN_IF_ERROR(rounds_.TakeRefusal(call.run_id, call.tag));
+  RETURN_IF_ERROR(rounds_.Refusal(call.run_id));
   LocalRound* const round = rounds_.Find(call.run_id, call.tag, rank);
   if (round != nullptr) return round;
   std::unique_ptr<LocalRound> opened = rounds_.TakeSpare();
@@ -168,9 +171,10 @@ void LocalGroup::MovePairs(int rank, const Call& call, LocalRound* round,
   }
   finish(rank);  // a rank that neither sends nor receives
   bool waits = round->IsWaiting(rank);
-  if (closed_.failure() && round->moving == 0 && round->unfinished > 0) {
-    // Closed while bytes moved, and the missing ranks will be refused.
-    Fail(round, {closed_, {}}, &others);
+  Status refusal = closed_.failure() ? closed_ : rounds_.Refusal(round->run_id);
+  if (refusal.failure() && round->moving == 0 && round->unfinished > 0) {
+    // Closed while bytes moved, or the run failed: the missing ranks will be refused.
+    Fail(round, {std::move(refusal), {}}, &others);
     waits = false;
   } else if (round->unfinished == 0) {
     ++calls_[static_cast<int>(call.site->kind())];
@@ -190,8 +194,10 @@ void LocalGroup::Complete(std::unique_ptr<LocalRound> round, int rank, Status st
       CompleteParticipant(round->participants[other], status,
                           other == rank ? &mine : &others);
     }
+    if (status.failure()) RefuseRun(round->run_id, status);
     Recycle(std::move(round));
   }
+  EndRefusedRuns();
   Continue(std::move(others), pace);
   for (Continuation& each : mine) CompleteHere(std::move(each));
 }
@@ -245,14 +251,25 @@ void LocalGroup::RecordOutcome(FlightRecorder::Ticket ticket, const Status& stat
 
 void LocalGroup::Fail(LocalRound* round, const LocalFailure& failure,
                       Continuations* out) {
-  int absent = 0;
   for (int rank : members_.here) {
-    if (!round->participants[rank].has_come()) ++absent;
     if (!round->IsWaiting(rank)) continue;
     CompleteParticipant(round->participants[rank], failure.For(rank), out);
   }
-  rounds_.Refuse(*round, failure.to_all, absent);
+  RefuseRun(round->run_id, failure.to_all);
   Recycle(rounds_.Close(round));
+}
+
+void LocalGroup::RefuseRun(int64_t run_id, const Status& reason) {
+  if (rounds_.Refuse(run_id, reason)) refused_runs_.emplace_back(run_id, reason);
+}
+
+void LocalGroup::EndRefusedRuns() {
+  std::vector<std::pair<int64_t, Status>> runs;
+  {
+    MutexLock lock(mutex_);
+    runs.swap(refused_runs_);
+  }
+  for (const auto& [run_id, reason] : runs) context_.end_run(run_id, reason);
 }
 
 bool LocalGroup::HasTimedOut(const LocalRound& round, Clock::time_point now) const {
@@ -303,6 +320,7 @@ void LocalGroup::Expire(Clock::time_point now) {
     }
     for (const auto& [round, failure] : expired) Fail(round, failure, &failures);
   }
+  EndRefusedRuns();
   Continue(std::move(failures));
 }
 
@@ -312,15 +330,32 @@ void LocalGroup::Abort(const Status& reason) {
   {
     MutexLock lock(mutex_);
     if (closed_.success()) closed_ = reason;
-    std::vector<LocalRound*> idle;
-    for (const auto& round : rounds_.open()) {
-      // The ranks of the others complete by themselves: the last to move fails the
-      // rest.
-      if (round->moving == 0) idle.push_back(round.get());
-    }
-    for (LocalRound* round : idle) Fail(round, {reason, {}}, &failures);
+    FailIdle(reason, &failures, [](const LocalRound&) { return true; });
+  }
+  EndRefusedRuns();
+  Continue(std::move(failures));
+}
+
+void LocalGroup::EndRun(int64_t run_id, const Status& reason) {
+  Continuations failures;
+  {
+    MutexLock lock(mutex_);
+    if (!rounds_.Refuse(run_id, reason)) return;
+    FailIdle(reason, &failures,
+             [&](const LocalRound& round) { return round.run_id == run_id; });
   }
   Continue(std::move(failures));
+}
+
+template <typename Predicate>
+void LocalGroup::FailIdle(const Status& reason, Continuations* out,
+                          const Predicate& fails) {
+  std::vector<LocalRound*> idle;
+  for (const auto& round : rounds_.open()) {
+    // The ranks of the others complete by themselves: the last to move fails the rest.
+    if (round->moving == 0 && fails(*round)) idle.push_back(round.get());
+  }
+  for (LocalRound* round : idle) Fail(round, {reason, {}}, out);
 }
 
 void LocalGroup::AddFailedRuns(std::vector<int64_t>* runs) const {

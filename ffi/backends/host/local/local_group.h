@@ -67,6 +67,7 @@ class LocalGroup {
   // See Communicator.
   xla::ffi::Future Execute(int rank, const Call& call);
   void Abort(const Status& reason);
+  void EndRun(int64_t run_id, const Status& reason);
   void AddFailedRuns(std::vector<int64_t>* runs) const;
   // `calls`: by collective.
   void AddStats(CommunicatorStats* stats, std::vector<int64_t>* calls) const;
@@ -104,9 +105,18 @@ class LocalGroup {
   // Ends a rank's wait: hands its promise to `out`, or lets it leave its handler.
   void CompleteParticipant(LocalParticipant& participant, Status status,
                            Continuations* out) REQUIRES(mutex_);
-  // Fails the ranks that wait in an open round, and the ranks that come later.
+  // Fails the ranks that wait in an open round, and the ranks of its run that come
+  // later. The caller then calls EndRefusedRuns().
   void Fail(LocalRound* round, const LocalFailure& failure, Continuations* out)
       REQUIRES(mutex_);
+  // Likewise all open rounds that `fails` says, but where bytes move.
+  template <typename Predicate>
+  void FailIdle(const Status& reason, Continuations* out, const Predicate& fails)
+      REQUIRES(mutex_);
+  // Refuses the ranks of a run that come later.
+  void RefuseRun(int64_t run_id, const Status& reason) REQUIRES(mutex_);
+  // Ends the runs that were refused here, in all communicators.
+  void EndRefusedRuns() EXCLUDES(mutex_);
   // Keeps a closed round for another execution, once no rank is in its handler.
   void Recycle(std::unique_ptr<LocalRound> round) REQUIRES(mutex_);
   // Closes timed-out rounds in which nobody waits. Returns whether there are others.
@@ -129,6 +139,8 @@ class LocalGroup {
   Status closed_ GUARDED_BY(mutex_);  // set once, by Abort()
   int64_t opened_ GUARDED_BY(mutex_) = 0;
   RunNumbers runs_ GUARDED_BY(mutex_);
+  // Since EndRefusedRuns().
+  std::vector<std::pair<int64_t, Status>> refused_runs_ GUARDED_BY(mutex_);
   std::vector<int64_t> calls_ GUARDED_BY(mutex_);  // completed, by collective
   int64_t bytes_ GUARDED_BY(mutex_) = 0;
 };
