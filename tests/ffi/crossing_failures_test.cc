@@ -1,5 +1,5 @@
-// Tests which error a failure gives to the members of a crossing, also to members that
-// had gone on.
+// Tests which error a failure gives to the members of a crossing, and to everybody that
+// shares memory with them.
 #include <future>
 
 #include "ffi/backends/host/arena/arena.h"
@@ -10,7 +10,11 @@
 namespace jaxcomm::testing {
 namespace {
 
-constexpr char kHadEnded[] = "failed in others: a rank of process 1 called";
+constexpr char kRefused[] =
+    "refused, since a collective has failed in process 1, and processes may be out of "
+    "step. Call jaxcomm.finalize(), then jaxcomm.init(), in every process";
+constexpr char kMismatch[] =
+    "The first failure: a rank of process 1 called all_reduce(float32[4])";
 
 // Whether process 0 is rung. One that does not sleep yet looks by itself, and after 30
 // s it looks anyway.
@@ -30,7 +34,7 @@ bool IsRungByMismatch() {
   sum.Begin(1);
   const bool rung = doorbell.rings() > before;
   CHECK_CONTAINS(sum.End(1), "permute(float32[4])");
-  for (int rank : {0, 1}) CHECK_CONTAINS(next.End(rank), kHadEnded);
+  for (int rank : {0, 1}) CHECK_CONTAINS(next.End(rank), kMismatch);
   return rung;
 }
 
@@ -40,45 +44,47 @@ TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
   CHECK_TRUE(rung);
 }
 
-TEST(who_had_gone_on_hears_of_a_mismatch_in_its_own_group_once) {
-  // Process 0 has a rank in two groups; process 1 calls something else in the first.
-  const auto segment = MakeSegment(3);
-  std::vector<std::shared_ptr<Communicator>> of;
-  for (int process = 0; process < 3; ++process) {
-    of.push_back(MakeLocalCommunicator(SpecOf(
-        segment, Unwatched(3), process, {{100, 101}, {102, 103}}, {{0, 1}, {0, 2}})));
+TEST(after_a_failure_all_that_share_memory_are_refused) {
+  // Processes 0 and 1 disagree. Process 0 had its result: it is a call ahead.
+  Processes processes(Blocks(3, 1));
+  Calls send(processes, "permute", {-1, 0, -1}, 4, 1);
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  Calls waits(processes, "all_reduce", {}, 4, 1, /*tag=*/2);
+  send.Begin(0);
+  CHECK_EQ(send.End(0), "");
+  waits.Begin(2);
+  sum.Begin(1);
+  CHECK_CONTAINS(sum.End(1), "where the ranks before it called permute(float32[4])");
+  // Whoever waits elsewhere, at once; then everybody, each time and at once.
+  CHECK_CONTAINS(waits.End(2), kRefused);
+  for (int run : {2, 3}) {
+    Calls next(processes, "all_reduce", {}, 8, run);
+    for (int rank : {0, 1, 2}) {
+      next.Begin(rank);
+      const std::string text = next.End(rank);
+      CHECK_CONTAINS(text, StrCat("rank ", rank, " of 3 (cpu:10", rank));
+      CHECK_CONTAINS(text, kRefused);
+      CHECK_CONTAINS(text, kMismatch);
+    }
   }
-  struct Arrival {
-    RankBuffers buffers{8, 8, 1};
-    Outcome outcome;
-  };
-  Site send("permute", {-1, 0}, 4, 3), sum("all_reduce", {}, 4, 3);
-  Site next("all_reduce", {}, 8, 3);
-  Arrival a, b, mine[2], others[2], then[2];
-  const auto call = [&](Site& site, int process, int device, int run,
-                        Arrival* arrival) {
-    arrival->buffers.Arrive(*of[process], site.of[process].get(), run, device,
-                            &arrival->outcome);
-  };
-  call(send, 0, 100, 1, &a);
-  CHECK_EQ(a.outcome.Wait(), "");
-  call(sum, 1, 101, 1, &b);
-  CHECK_CONTAINS(b.outcome.Wait(), "permute(float32[4])");
-  call(next, 0, 102, 2, &others[0]);
-  call(next, 2, 103, 2, &others[1]);
-  for (Arrival& each : others) CHECK_EQ(each.outcome.Wait(), "");
-  call(next, 0, 100, 2, &mine[0]);
-  call(next, 1, 101, 2, &mine[1]);
-  for (Arrival& each : mine) {
-    const std::string text = each.outcome.Wait();
-    CHECK_CONTAINS(text, "all_reduce(float32[8])");
-    CHECK_CONTAINS(text, kHadEnded);
-    CHECK_CONTAINS(text, "permute(float32[4])");
-  }
-  // All have heard: what comes then is not touched.
-  call(next, 0, 100, 3, &then[0]);
-  call(next, 1, 101, 3, &then[1]);
-  for (Arrival& each : then) CHECK_EQ(each.outcome.Wait(), "");
+  // Memory that they agree on anew knows nothing of it.
+  Processes anew(Blocks(3, 1));
+  Calls right(anew, "all_reduce", {}, 4, 1);
+  right.BeginAll();
+  right.EndAll();
+}
+
+TEST(a_failure_within_a_process_is_told_to_the_others) {
+  // Ranks 0 and 1 are of process 0. Their program fails before it comes to what rank 2
+  // waits in: its next run would meet that.
+  Processes processes({0, 0, 1});
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  sum.Begin(2);
+  processes.of(0).EndRun(1, FailedPrecondition("not what the program says"));
+  const std::string text = sum.End(2);
+  CHECK_CONTAINS(text, "rank 2 of 3 (cpu:102, process 1): refused");
+  CHECK_CONTAINS(text, "failed in process 0, and");
+  CHECK_CONTAINS(text, "The first failure: not what the program says");
 }
 
 // How long it waited, and who comes too late: tests/faults/test_disagreement.py.
@@ -94,9 +100,7 @@ TEST(a_timeout_says_what_the_missing_processes_do_instead) {
   CHECK_CONTAINS(text, "over axes ('x',) instead");
   CHECK_CONTAINS(text, "Process 1 waits in barrier(");
   CHECK_CONTAINS(text, "has called nothing yet");
-  CHECK_TRUE(!barrier.outcomes[1].done());
-  processes.of(1).Abort(FailedPrecondition("closed by the test"));
-  CHECK_CONTAINS(barrier.End(1), "closed by the test");
+  CHECK_CONTAINS(barrier.End(1), "failed in process 0, and processes may be out of");
 }
 
 TEST(a_forked_child_leaves_what_is_its_parent_s) {

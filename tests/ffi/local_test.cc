@@ -121,7 +121,8 @@ TEST(a_run_that_fails_in_one_group_ends_in_all) {
   CHECK_CONTAINS(refused.End(0), "a permutation of 1 ranks was given to a group of 2");
   for (int rank : {2, 3}) {
     if (rank == 3) sums.Arrive(rank);
-    CHECK_CONTAINS(sums.End(rank), "another collective of the program failed: permute(");
+    CHECK_CONTAINS(sums.End(rank),
+                   "another collective of the program failed: permute(");
   }
   Ranks next(communicator, sum.get(), 6);
   for (int rank : {2, 3}) next.Arrive(rank);

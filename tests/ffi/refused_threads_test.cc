@@ -59,17 +59,17 @@ TEST(a_communicator_without_threads_fails_its_calls) {
 }
 
 TEST(a_crossing_that_no_thread_can_carry_on_fails) {
-  std::unique_ptr<Processes> processes;
   {
     NoThreads refused;
-    processes = std::make_unique<Processes>(Blocks(2, 1));
-    Calls alone(*processes, "all_reduce", {}, 4, 1);
+    Processes processes(Blocks(2, 1));
+    Calls alone(processes, "all_reduce", {}, 4, 1);
     for (int rank : {0, 1}) {
       alone.Begin(rank);
       CHECK_CONTAINS(alone.End(rank), kRefused);
     }
   }
-  Calls sum(*processes, "all_reduce", {}, 4, 2);
+  Processes processes(Blocks(2, 1));
+  Calls sum(processes, "all_reduce", {}, 4, 2);
   sum.BeginAll();
   sum.EndAll();
 }

@@ -13,11 +13,6 @@ constexpr int kProbes = 16;
 // Channels that only crossings with all members present may take.
 constexpr int kReservedChannels = 4;
 
-// Each step of a collective is a crossing of its own: see MeetingPlace().
-uint64_t GroupOf(const Crossing* crossing) {
-  return crossing->group.load(std::memory_order_relaxed) / 2;
-}
-
 }  // namespace
 
 uint64_t CrossingKey::Hash() const {
@@ -45,7 +40,7 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
   me.last.Store(request.call);
   me.last_number.store(request.number, relaxed);
   Lock lock(*this);
-  if (!lock) return nullptr;
+  if (!lock || status().failure()) return nullptr;
   const Places places = FindLocked(request.key);
   Crossing* joined = places.found;
   if (joined != nullptr) {
@@ -58,7 +53,6 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
     }
     OpenLocked(joined, request);
   }
-  FailIfLateFailureLocked(joined);
   seat(joined, self()).Add(Seat::kCame);
   joined->here.fetch_or(uint64_t{1} << self(), std::memory_order_acq_rel);
   if (wants_channel && joined->error.load(relaxed) == 0) AssignChannelLocked(joined);
@@ -250,17 +244,31 @@ void Arena::ReleaseHoldings(uint64_t ended) {
 }
 
 void Arena::Fail(Crossing* crossing, const Status& error) {
-  {
-    Lock lock(*this);
-    if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
-    FailLocked(crossing, *error.errc(), error.message());
-  }
-  Ring(MembersOf(crossing));
+  Lock lock(*this);
+  if (!lock || crossing->error.load(std::memory_order_relaxed) != 0) return;
+  FailLocked(crossing, *error.errc(), error.message());
+}
+
+void Arena::FailAll(const Status& error) {
+  if (status().failure()) return;
+  Lock lock(*this);
+  if (lock) FailAllLocked(error.message());
 }
 
 void Arena::FailLocked(Crossing* crossing, ErrorCode code, std::string_view text) {
   crossing->failure.Store(text);
   crossing->error.store(static_cast<uint32_t>(code), std::memory_order_release);
+  // After the crossing's: its members report that.
+  FailAllLocked(text);
+}
+
+void Arena::FailAllLocked(std::string_view text) {
+  if (status().success()) {
+    header().first.text.Store(text);
+    header().first.process.store(static_cast<uint32_t>(names_[self_]) + 1,
+                                 std::memory_order_release);
+  }
+  RingAll(everyone());
 }
 
 void Arena::FailIfCallsDifferLocked(Crossing* crossing,
@@ -275,66 +283,6 @@ void Arena::FailIfCallsDifferLocked(Crossing* crossing,
              " where the ranks before it called ", crossing->call.Load(),
              "; every rank must run the same collectives in the same order");
   FailLocked(crossing, ErrorCode::kInvalidArgument, text);
-  FailThoseWhoLeftLocked(crossing, text);
-}
-
-void Arena::FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& text) {
-  const auto relaxed = std::memory_order_relaxed;
-  for (uint64_t mask = MembersOf(crossing); mask != 0; mask &= mask - 1) {
-    const int member = __builtin_ctzll(mask);
-    if (!seat(crossing, member).Has(Seat::kLeft)) continue;
-    const std::string text_there = StrCat("an operation that had ended in process ",
-                                          names_[member], " failed in others: ", text);
-    ProcessState& state = process(member);
-    state.late_failure.Store(text_there);
-    state.late_failure_group.store(GroupOf(crossing), relaxed);
-    state.late_failure_communicator.store(crossing->communicator.load(relaxed),
-                                          relaxed);
-    Crossing* const next = OldestOfGroupLocked(crossing, member);
-    if (next == nullptr) continue;
-    FailLocked(next, ErrorCode::kInvalidArgument, text_there);
-    // This process may itself wait there, on a thread that sleeps.
-    RingAll(MembersOf(next));
-  }
-}
-
-Crossing* Arena::OldestOfGroupLocked(const Crossing* like, int process) const {
-  const auto relaxed = std::memory_order_relaxed;
-  Crossing* oldest = nullptr;
-  for (int i = 0; i < kCrossings; ++i) {
-    Crossing* const open = crossing(i);
-    if (open->state.load(relaxed) != Crossing::kFree &&
-        open->communicator.load(relaxed) == like->communicator.load(relaxed) &&
-        GroupOf(open) == GroupOf(like) && seat(open, process).is_taken() &&
-        open->error.load(relaxed) == 0 &&
-        (oldest == nullptr ||
-         open->opened.load(relaxed) < oldest->opened.load(relaxed))) {
-      oldest = open;
-    }
-  }
-  return oldest;
-}
-
-bool Arena::HasLateFailure(const Crossing* crossing) const {
-  const auto relaxed = std::memory_order_relaxed;
-  const ProcessState& me = process(self_);
-  return me.late_failure_communicator.load(relaxed) ==
-             crossing->communicator.load(relaxed) &&
-         me.late_failure_group.load(relaxed) == GroupOf(crossing);
-}
-
-void Arena::FailIfLateFailureLocked(Crossing* crossing) {
-  if (crossing->error.load(std::memory_order_relaxed) != 0) return;
-  if (!HasLateFailure(crossing)) return;
-  FailLocked(crossing, ErrorCode::kInvalidArgument, process(self_).late_failure.Load());
-}
-
-void Arena::ForgetLateFailure(const Crossing* crossing) {
-  std::atomic<uint64_t>& communicator = process(self_).late_failure_communicator;
-  if (communicator.load(std::memory_order_relaxed) == 0) return;
-  Lock lock(*this);
-  if (lock && HasLateFailure(crossing))
-    communicator.store(0, std::memory_order_relaxed);
 }
 
 void Arena::RingAll(uint64_t mask) const {

@@ -64,11 +64,10 @@ class Arena : public ArenaMemory {
   // process waits in such a crossing, that process fails it and then abandons it.
   void ReleaseHoldings(uint64_t ended);
 
-  // Fails the crossing for all its members. The first failure stands.
+  // Fails the crossing for all its members, then all others. The first failure stands.
   void Fail(Crossing* crossing, const Status& error);
-  // Call this with a crossing whose failure this process reports: a late failure of its
-  // group is then reported, too.
-  void ForgetLateFailure(const Crossing* crossing);
+  // Fails what the processes do together, and from now on refuses what they begin.
+  void FailAll(const Status& error);
 
   // Wakes the other processes of the mask that sleep while they wait for others.
   void Ring(uint64_t mask) const;
@@ -101,13 +100,9 @@ class Arena : public ArenaMemory {
 
   void FailLocked(Crossing* crossing, ErrorCode code, std::string_view text);
   void FailIfCallsDifferLocked(Crossing* crossing, const CrossingRequest& request);
-  // Fails the call that each member which has left is in, or makes next in that group.
-  void FailThoseWhoLeftLocked(const Crossing* crossing, const std::string& text);
-  // The oldest crossing in the group of `like`, not failed, in which a process is.
-  Crossing* OldestOfGroupLocked(const Crossing* like, int process) const;
-  // Fails `crossing` if a late failure is pending for its group.
-  void FailIfLateFailureLocked(Crossing* crossing);
-  bool HasLateFailure(const Crossing* crossing) const;
+  // The first failure stands.
+  void FailAllLocked(std::string_view text);
+  uint64_t everyone() const { return ~uint64_t{0} >> (kMaxProcesses - processes()); }
 
   const std::vector<int> names_;
   const int self_;

@@ -130,9 +130,17 @@ void ArenaMemory::RepairLocked() const {
   header().channels.store(used, relaxed);
 }
 
-Status ArenaMemory::status() const {
+Status ArenaMemory::Failure() const {
   const int error = lock_error_.load(std::memory_order_relaxed);
-  if (error == 0) return OkStatus();
+  if (error == 0) {
+    return FailedPrecondition(
+        "refused, since a collective has failed in process ",
+        header().first.process.load(std::memory_order_relaxed) - 1,
+        ", and processes may be out of step. Call jaxcomm.finalize(), then "
+        "jaxcomm.init(), in every process; or jaxcomm.shrink() if one was lost. The "
+        "first failure: ",
+        header().first.text.Load());
+  }
   const std::string reason =
       error == ETIMEDOUT || error == EBUSY
           ? StrCat("a process has held it for ", kLockSeconds, " s")
@@ -173,13 +181,12 @@ uint64_t ArenaMemory::LayoutHash() {
   };
   add({sizeof(Header), offsetof(Header, nonce), offsetof(Header, mutex),
        sizeof(pthread_mutex_t), offsetof(Header, channels), offsetof(Header, opened),
-       offsetof(Header, starved), offsetof(Header, processes)});
+       offsetof(Header, starved), offsetof(Header, first),
+       offsetof(FirstFailure, process), offsetof(FirstFailure, text),
+       offsetof(Header, processes)});
   add({sizeof(ProcessState), offsetof(ProcessState, presence),
        offsetof(ProcessState, doorbell), offsetof(ProcessState, finished),
-       offsetof(ProcessState, last), offsetof(ProcessState, last_number),
-       offsetof(ProcessState, late_failure_communicator),
-       offsetof(ProcessState, late_failure_group),
-       offsetof(ProcessState, late_failure)});
+       offsetof(ProcessState, last), offsetof(ProcessState, last_number)});
   add({sizeof(Crossing), offsetof(Crossing, state), offsetof(Crossing, communicator),
        offsetof(Crossing, group), offsetof(Crossing, run), offsetof(Crossing, tag),
        offsetof(Crossing, members), offsetof(Crossing, signature),

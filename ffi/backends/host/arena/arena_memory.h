@@ -102,10 +102,13 @@ struct alignas(kLine) ProcessState {
   std::atomic<uint64_t> finished;     // crossings left
   SharedText<256> last;               // the last one entered
   std::atomic<uint64_t> last_number;  // how many-th of its group
-  // A peer failed a collective that this process had already completed. The process
-  // reports that at its next call in this group. Communicator 0: nothing to report.
-  std::atomic<uint64_t> late_failure_communicator, late_failure_group;
-  SharedText<1024> late_failure;
+};
+
+// The first failure of a collective. From then on processes may be out of step: one
+// may have had its result, and another not. A later call would meet a wrong one.
+struct alignas(kLine) FirstFailure {
+  std::atomic<uint32_t> process;  // JAX's index + 1; 0: nothing has failed
+  SharedText<1024> text;
 };
 
 class ArenaMemory {
@@ -137,8 +140,13 @@ class ArenaMemory {
   // Why it failed; OkStatus() while all is well.
   Status FailureOf(const Crossing* crossing) const;
 
-  // Fails once the lock has failed. The arena is of no use then.
-  Status status() const;
+  // Fails once the lock, or a collective, has failed. The arena is of no use then:
+  // processes make another one when they have agreed anew.
+  Status status() const {
+    const bool is_well = lock_error_.load(std::memory_order_relaxed) == 0 &&
+                         header().first.process.load(std::memory_order_acquire) == 0;
+    return is_well ? OkStatus() : Failure();
+  }
 
  protected:
   // A process that changes more than its own seat holds the lock, for a few hundred
@@ -168,6 +176,7 @@ class ArenaMemory {
     // Mask of processes that found the table full, or no channel free. A process that
     // returns either must ring them. Requires the lock.
     std::atomic<uint64_t> starved;
+    FirstFailure first;
     ProcessState processes[kMaxProcesses];
   };
 
@@ -175,6 +184,7 @@ class ArenaMemory {
   Crossing* crossing(int index) const;
 
  private:
+  Status Failure() const;
   // Frees the crossings and the channels that nobody uses. Requires the lock.
   void RepairLocked() const;
 

@@ -19,7 +19,6 @@ void Transfer::Begin(Arena* arena, const CrossingRequest& request,
   state_ = State::kJoining;
   status_ = OkStatus();
   failed_by_peer_ = false;
-  came_late_ = false;
   crossing_ = nullptr;
   channel_ = -1;
   staged_ = 0;
@@ -37,17 +36,21 @@ Transfer::Outcome Transfer::Finish(Status status) {
 void Transfer::Fail(const Status& error) {
   if (state_ == State::kDone) return;
   if (crossing_ == nullptr) {
-    Finish(error);
-    return;
+    arena_->FailAll(error);
+  } else {
+    arena_->Fail(crossing_, error);
   }
-  arena_->Fail(crossing_, error);
   Finish(error);
 }
 
 Transfer::Outcome Transfer::FinishWithPeersError() {
   failed_by_peer_ = true;
-  arena_->ForgetLateFailure(crossing_);
   return Finish(arena_->FailureOf(crossing_));
+}
+
+Transfer::Outcome Transfer::FinishRefused(Status refusal) {
+  failed_by_peer_ = true;
+  return Finish(std::move(refusal));
 }
 
 uint64_t Transfer::absent() const {
@@ -89,12 +92,11 @@ Transfer::Outcome Transfer::Step() {
   if (state_ == State::kJoining) {
     crossing_ = arena_->Join(request_, !stream_->is_inline);
     if (crossing_ == nullptr) {
-      Status broken = arena_->status();
-      return broken.failure() ? Finish(std::move(broken)) : Outcome::kIdle;
+      Status refusal = arena_->status();
+      return refusal.failure() ? FinishRefused(std::move(refusal)) : Outcome::kIdle;
     }
+    // The calls differ.
     if (crossing_->error.load(std::memory_order_acquire) != 0) {
-      arena_->Ring(request_.members);
-      came_late_ = true;
       return FinishWithPeersError();
     }
     state_ = State::kMoving;
@@ -110,8 +112,8 @@ Transfer::Outcome Transfer::Step() {
   if (crossing_->error.load(std::memory_order_acquire) != 0) {
     return FinishWithPeersError();
   }
-  if (Status broken = arena_->status(); broken.failure()) {
-    return Finish(std::move(broken));
+  if (Status refusal = arena_->status(); refusal.failure()) {
+    return FinishRefused(std::move(refusal));
   }
   return stream_->is_inline ? StepInline() : StepStreaming();
 }

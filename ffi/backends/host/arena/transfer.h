@@ -21,16 +21,18 @@ class Transfer {
   enum class Outcome { kIdle, kMoved, kDone };
   // Moves all that can move now. One thread at a time.
   Outcome Step();
-  // Fails the crossing for all its members. Only between steps.
+  // Fails the crossing for all its members, and what else the processes do together.
+  // Only between steps.
   void Fail(const Status& error);
 
   // How it ended.
   const Status& status() const { return status_; }
 
-  // Whether another process failed it. Its text is then in status().
+  // Whether another process failed it, or another collective did. The text of that is
+  // then in status().
   bool failed_by_peer() const { return failed_by_peer_; }
-  // Whether it had failed before this process came.
-  bool came_late() const { return came_late_; }
+  // Whether it waited for others.
+  bool has_joined() const { return crossing_ != nullptr; }
 
   // Mask of the members that have not come, or had not come when it ended.
   uint64_t absent() const;
@@ -44,6 +46,7 @@ class Transfer {
 
   Outcome Finish(Status status);
   Outcome FinishWithPeersError();
+  Outcome FinishRefused(Status refusal);
   Outcome StepInline();
   Outcome StepStreaming();
   bool SlotIsFree(size_t chunk) const;
@@ -61,7 +64,6 @@ class Transfer {
   State state_ = State::kDone;
   Status status_;
   bool failed_by_peer_ = false;
-  bool came_late_ = false;
   uint64_t absent_at_end_ = 0;
   Crossing* crossing_ = nullptr;
   int channel_ = -1;

@@ -29,11 +29,8 @@ LocalCommunicator::LocalCommunicator(CommunicatorSpec spec)
     : Communicator(std::move(spec)),
       context_{this->spec(), recorder(), *this, next_id.fetch_add(1),
                [this](int64_t run_id, const Status& reason) {
-                 const Status elsewhere(
-                     *reason.errc(), StrCat("another collective of the program failed: ",
-                                            reason.message()));
-                 EndRun(run_id, elsewhere);  // in tests it is in no registry
-                 Registry::Get().EndRun(run_id, elsewhere);
+                 EndRun(run_id, reason);  // in tests it is in no registry
+                 Registry::Get().EndRun(run_id, reason);
                }} {
   for (size_t index = 0; index < this->spec().groups.size(); ++index) {
     GroupMembers members = MembersOf(index);
@@ -97,7 +94,13 @@ void LocalCommunicator::Abort(const Status& reason) {
 }
 
 void LocalCommunicator::EndRun(int64_t run_id, const Status& reason) {
-  for (const auto& group : groups_) group->EndRun(run_id, reason);
+  // Other processes wait for the run where it has not come, and would take the next one
+  // for it.
+  if (spec().process_set != nullptr) spec().process_set->arena().FailAll(reason);
+  const Status elsewhere(
+      *reason.errc(),
+      StrCat("another collective of the program failed: ", reason.message()));
+  for (const auto& group : groups_) group->EndRun(run_id, elsewhere);
 }
 
 std::vector<int64_t> LocalCommunicator::FailedRuns() const {

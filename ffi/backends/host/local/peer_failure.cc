@@ -24,11 +24,6 @@ std::string PeerFailure::Caller(const LocalRound& round) const {
 Status PeerFailure::StatusOf(const LocalRound& round, const Transfer& transfer) const {
   const Status& status = transfer.status();
   const ErrorCode code = *status.errc();
-  if (transfer.came_late() && code != ErrorCode::kInvalidArgument) {
-    return Status(
-        code, StrCat(Caller(round),
-                     " came when the others had stopped waiting: ", status.message()));
-  }
   if (code == ErrorCode::kDeadlineExceeded && transfer.absent() != 0) {
     return Status(code, TextOf(round, transfer.absent(), /*ended=*/false));
   }
@@ -62,8 +57,8 @@ std::string PeerFailure::TextOf(const LocalRound& round, uint64_t processes,
   if (ended) return text + AdviceAfterEnd(processes);
   return text +
          " They may have stopped or run a different program; see JAXCOMM_TIMEOUT. "
-         "Before the next program call jaxcomm.finalize() in every process: they may "
-         "be out of step.";
+         "Before the next program call jaxcomm.finalize(), then jaxcomm.init(), in "
+         "every process: they may be out of step.";
 }
 
 std::string PeerFailure::LastCallOf(int process, bool ended) const {

@@ -145,7 +145,8 @@ std::optional<Status> RoundCarrier::Advance(Passage& passage) {
   if (transfer.status().failure()) {
     Status status = transfer.failed_by_peer() ? failure_.StatusOf(round, transfer)
                                               : transfer.status();
-    DumpFlightRecords("failure of a peer");
+    // One that is refused has nothing to add to the record of the first failure.
+    if (transfer.has_joined()) DumpFlightRecords("failure of a peer");
     return status;
   }
   if (passage.exchange == nullptr) return OkStatus();
