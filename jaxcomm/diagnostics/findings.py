@@ -95,9 +95,11 @@ def _by_signature(entries) -> list[dict[int, Entry]]:
 
 
 def _mismatch(group, parties) -> Finding:
-    # The fewest are the odd ones; among equals the later.
+    # The fewest are the odd ones; among equals the later, then those without rank 0.
     first_come = min(_since(party) for party in parties)
-    *odd, most = sorted(parties, key=lambda party: (len(party), -_since(party)))
+    *odd, most = sorted(
+        parties, key=lambda party: (len(party), -_since(party), -min(party))
+    )
     sentences = []
     for party in odd:
         what, rest = _first(party), _first(most)
@@ -179,15 +181,18 @@ def _standing(group, rank, waiting, elsewhere):
 
 def _slow(group, entries) -> Finding:
     what = _first(entries)
-    last = max(entries, key=lambda rank: entries[rank].started)
-    late = entries[last].started - _since(entries)
-    text = (
-        f"all ranks came to {what.operation} #{what.sequence}; "
-        f"{_ranks(group, [last])} came last, {table.duration(late)} after the first"
-    )
+    latest = max(entry.started for entry in entries.values())
+    last = [rank for rank, entry in entries.items() if entry.started == latest]
+    text = f"all ranks came to {what.operation} #{what.sequence}"
+    if late := latest - _since(entries):
+        text += (
+            f"; {_ranks(group, last)} came last, {table.duration(late)} after the first"
+        )
+    else:
+        last = []
     failed = sorted(rank for rank, entry in entries.items() if entry.state == FAILED)
     text += f"; {_ranks(group, failed)} failed" if failed else "; bytes were moving"
-    return _finding(SLOW, group, [last], _since(entries), text)
+    return _finding(SLOW, group, sorted(last), _since(entries), text)
 
 
 def _finding(kind, group, ranks, since, text):

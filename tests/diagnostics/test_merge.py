@@ -128,6 +128,49 @@ def test_what_is_wrong_is_found(make_job, case):
     assert found_in(job.merged()) == ([text_of(text)] if text else [])
 
 
+# Who did what in the same second, and who is blamed.
+TIES = {
+    "two and two, at once": (
+        [[("01", "psum", "started"), ("23", "pmax", "started", "b")]],
+        "mismatch (2, 3): at #1 {2} and {3} ran pmax(float32[4]) where {0} and {1} ran "
+        "psum(float32[4])",
+    ),
+    "two and two, rank 0 later": (
+        [[("23", "pmax", "started", "b")], [("01", "psum", "started")]],
+        "mismatch (0, 1): at #1 {0} and {1} ran psum(float32[4]) where {2} and {3} ran "
+        "pmax(float32[4])",
+    ),
+    "one and one and two": (
+        [[("1", "pmin", "started", "c"), ("3", "pmax", "started", "b")],
+         [("02", "psum", "started")]],
+        "mismatch (1, 3): at #1 {3} ran pmax(float32[4]) where {0} and {2} ran "
+        "psum(float32[4]); at #1 {1} ran pmin(float32[4]) where {0} and {2} ran "
+        "psum(float32[4])",
+    ),
+    "two are last": (
+        [[("02", "psum", "started")],
+         [("1", "psum", "started"), ("3", "psum", "failed")]],
+        "slow (1, 3): all ranks came to psum(float32[4]) #1; {1} and {3} came last, "
+        "1 s after the first; {3} failed",
+    ),
+    "nobody is last": (
+        [[("0123", "psum", "started")]],
+        "slow (): all ranks came to psum(float32[4]) #1; bytes were moving",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TIES.values(), ids=TIES)
+def test_whom_a_finding_blames_does_not_depend_on_an_order(job, case):
+    seconds, text = case
+    for at_once in seconds:
+        now = job.time
+        for each in at_once:
+            job.time = now
+            job.did(*each)
+    assert found_in(job.merged()) == [text_of(text)]
+
+
 def test_a_record_of_an_earlier_job_is_told(job):
     job.did(ALL, "psum")
     text = "process 0 wrote its record before process 1 began"
