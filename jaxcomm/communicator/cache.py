@@ -3,12 +3,18 @@
 One communicator serves one partition: the devices of a mesh, divided into groups by
 some of its axes. :func:`jaxcomm.init` makes it, or the lowering of a program that needs
 it. Running a program never makes one.
+
+Two locks. Whoever makes communicators holds the *turn*, also while processes wait for
+each other: they meet in one order. Whoever reads or changes the tables holds *tables*,
+for a moment. So what one calls to see why a start hangs never waits for the start.
+
+What becomes of each in ``init``, ``close``, ``finalize`` and ``shrink`` is a table in
+docs/failures.md, which tests/processes/test_lifetimes.py walks.
 """
 
 import contextlib
 import contextvars
 import dataclasses
-import os
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,8 +22,15 @@ from typing import Any
 import jax
 
 from jaxcomm import config
-from jaxcomm.communicator import backends, extension, replica_groups
+from jaxcomm.communicator import (
+    backends,
+    extension,
+    forks,
+    rendezvous,
+    replica_groups,
+)
 from jaxcomm.communicator.backends.backend import CommunicatorSpec, processes_of
+from jaxcomm.communicator.choices import Choice, Choices
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
@@ -26,94 +39,16 @@ from jaxcomm.communicator.table import Communicators
 from jaxcomm.errors import CommunicatorError
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What somebody chose about a communicator; None where nobody did.
-
-    Attributes:
-      backend: name of its backend.
-      policy: how NCCL makes it.
-      timeout: seconds a rank waits for the others.
-    """
-
-    backend: str | None = None
-    policy: CommPolicy | None = None
-    timeout: float | None = None
-
-
-class Choices:
-    """Choices by mesh, axes and lane; and the lanes declared, by mesh."""
-
-    def __init__(self):
-        self._chosen: dict[tuple, Choice] = {}
-        self._lanes: dict[DeviceGrid, set[str]] = {}
-
-    def record(self, partition: Partition, lane: str, choice: Choice) -> None:
-        """Remember a choice for a partition."""
-        grid = partition.grid
-        for axes in (partition.axes, frozenset(partition.axes)):
-            self._chosen[grid, axes, partition.index_groups, lane] = choice
-        self._lanes.setdefault(grid, {DEFAULT_LANE}).add(lane)
-
-    def check_lane(self, grid: DeviceGrid, lane: str) -> None:
-        """Raise CommunicatorError if ``init`` declared lanes of a mesh, but not this.
-
-        Without ``init`` there is no list to compare with, and every lane is good: a
-        first program needs no setup.
-        """
-        declared = self._lanes.get(grid)
-        if declared is None or lane in declared:
-            return
-        names = ", ".join(map(repr, sorted(declared)))
-        raise CommunicatorError(
-            f"lane {lane!r} is not declared for this mesh of axes {grid.axis_names}: "
-            f"its lanes are {names}. Use one of them, or declare it on every process: "
-            f"jaxcomm.init(mesh, lanes=({lane!r},))"
-        )
-
-    def find(self, partition: Partition, lane: str) -> Choice:
-        """Return the choice for a partition.
-
-        A choice for axes holds for index groups within them, and for the same axes in
-        another order: permutes count ranks in the mesh's order of axes, whatever order
-        ``init`` was given.
-        """
-        for index_groups in (partition.index_groups, None):
-            for axes in (partition.axes, frozenset(partition.axes)):
-                found = self._chosen.get((partition.grid, axes, index_groups, lane))
-                if found is not None:
-                    return found
-        return Choice()
-
-    def move(self, old: DeviceGrid, new: DeviceGrid) -> None:
-        """Choose for a grid what was chosen for another of the same axes."""
-        for (grid, axes, index_groups, lane), choice in list(self._chosen.items()):
-            # Groups are of another size now: the next program that has some says which.
-            if grid == old and index_groups is None:
-                self._chosen[new, axes, None, lane] = choice
-        if old in self._lanes:
-            self._lanes[new] = self._lanes[old]
-
-    def snapshot(self, grid: DeviceGrid | None) -> frozenset:
-        """Return the choices for a grid, or for all, as a value to compare."""
-        return frozenset(
-            (where, choice)
-            for where, choice in self._chosen.items()
-            if grid is None or where[0] == grid
-        )
-
-    def clear(self) -> None:
-        """Forget all choices."""
-        self._chosen.clear()
-        self._lanes.clear()
-
-
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass
 class _ToMake:
-    """A communicator that was closed, and the grid for which it is to be made."""
+    """A communicator that was closed, and the mesh for which it is to be made."""
 
     spec: CommunicatorSpec
-    grid: DeviceGrid
+    mesh: jax.sharding.Mesh
+
+    @property
+    def grid(self) -> DeviceGrid:
+        return replica_groups.grid_of(self.mesh)
 
 
 # For each open used_here() of this thread, the keys found since.
@@ -121,18 +56,28 @@ _collecting: contextvars.ContextVar[tuple[set[int], ...]] = contextvars.ContextV
     "jaxcomm_used_here", default=()
 )
 
-# All below require it.
-_lock = threading.RLock()
+# Held by whoever makes communicators, or closes all of them.
+_turn = threading.RLock()
+# What follows requires it. Under it nobody waits for another process.
+_tables = threading.Condition()
 _live: dict[int, Communicator] = {}
+# Keys of communicators that are being closed.
+_ending: set[int] = set()
 _choices = Choices()
 # What was asked for, and the spec that came of it.
 _specs: dict[tuple, CommunicatorSpec] = {}
-# What move() has closed, until it has made it again. It may fail before, and be called
-# again after another process was lost.
-_to_make: list["_ToMake"] = []
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
-# Whether this is a child of os.fork() in a process that had communicators.
-_is_forked = False
+# What move() has closed, by key, until it has made it again. It may fail before, and be
+# called again after another process was lost. Requires _turn.
+_to_make: dict[int, _ToMake] = {}
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Let one thread at a time meet other processes: all must meet in one order."""
+    forks.take_part("communicators are made")
+    with _turn:
+        yield
 
 
 def make_all(
@@ -143,12 +88,13 @@ def make_all(
 ) -> Communicators:
     """Find or make a communicator for each partition and lane; remember the choice."""
     found = []
-    with _lock:
+    with turn():
         for partition in partitions:
             for lane in lanes:
-                member = get(_spec(mesh, partition, lane, choice))
+                member = _find_or_make(mesh, partition, lane, choice)
                 _check_timeout(member, choice.timeout)
-                _choices.record(partition, lane, choice)
+                with _tables:
+                    _choices.record(partition, lane, choice)
                 found.append(member)
     return Communicators(found)
 
@@ -161,12 +107,12 @@ def for_lowering(
 ) -> Communicator:
     """Return the communicator that a program being lowered needs, made if missing."""
     lane = DEFAULT_LANE if lane is None else lane
-    with _lock:
+    with _tables:
         _choices.check_lane(partition.grid, lane)
         chosen = _choices.find(partition, lane)
-        if backend is not None:
-            chosen = Choice(backend, chosen.policy, chosen.timeout)
-        found = get(_spec(mesh, partition, lane, chosen))
+    if backend is not None:
+        chosen = Choice(backend, chosen.policy, chosen.timeout)
+    found = _find_or_make(mesh, partition, lane, chosen)
     for keys in _collecting.get():
         keys.add(found.key)
     return found
@@ -206,7 +152,7 @@ def are_live(keys: Iterable[int]) -> bool:
 
     Programs that were compiled for one that is not raise when they run.
     """
-    with _lock:
+    with _tables:
         return _live.keys() >= set(keys)
 
 
@@ -222,46 +168,66 @@ def choices_of(mesh: Any) -> Hashable:
     """
     is_concrete = isinstance(mesh, jax.sharding.Mesh)
     grid = replica_groups.grid_of(mesh) if is_concrete else None
-    with _lock:
+    with _tables:
         return _choices.snapshot(grid)
 
 
 def get(spec: CommunicatorSpec) -> Communicator:
     """Return the live communicator of a spec, made if missing."""
-    with _lock:
-        if _is_forked:
-            raise CommunicatorError(
-                f"a communicator over axes {spec.partition.axes} was asked for in "
-                f"process {os.getpid()}, which was forked from process "
-                f"{os.getppid()}. That had communicators, and its child cannot use "
-                f'JAX. Start processes by multiprocessing.get_context("spawn"), or by '
-                f'"forkserver"'
-            )
-        if spec.backend.can_stop:
-            spec.backend.check_usable()
-        found = _live.get(spec.key)
-        if found is not None:
-            return found
-        bound = config.max_communicators()
-        if len(_live) >= bound:
-            raise CommunicatorError(
-                f"there are {len(_live)} live communicators, the bound set by "
-                f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
-                f"them) or raise the bound before making one over axes "
-                f"{spec.partition.axes}"
-            )
-        if spec.backend.is_ours:
-            extension.prepare(spec.platform, backends.ffi_platform(spec.platform))
-        connection = spec.backend.make(spec, [each.spec for each in _live.values()])
+    with turn():
+        return _find(spec) or _make(spec)
+
+
+def _find_or_make(
+    mesh: jax.sharding.Mesh, partition: Partition, lane: str, choice: Choice
+) -> Communicator:
+    request = partition, lane, choice, config.BACKEND
+    with _tables:
+        spec = _specs.get(request)
+    # Who needs what is there does not wait for others that make something.
+    found = None if spec is None else _find(spec)
+    if found is None:
+        with turn():
+            spec = _choose(mesh, partition, lane, choice)
+            with _tables:
+                _specs[request] = spec
+            found = get(spec)
+    return found
+
+
+def _find(spec: CommunicatorSpec) -> Communicator | None:
+    if spec.backend.can_stop:
+        spec.backend.check_usable()
+    with _tables:
+        return _live.get(spec.key)
+
+
+def _make(spec: CommunicatorSpec) -> Communicator:
+    """Make a communicator that is not there. Requires the turn."""
+    with _tables:
+        # If that takes too long, the extension refuses the key.
+        _tables.wait_for(lambda: spec.key not in _ending, config.timeout_seconds())
+        live = [each.spec for each in _live.values()]
+    if len(live) >= config.max_communicators():
+        raise CommunicatorError(
+            f"there are {len(live)} live communicators, the bound set by "
+            f"JAXCOMM_MAX_COMMUNICATORS; close some (jaxcomm.communicators() lists "
+            f"them) or raise the bound before making one over axes "
+            f"{spec.partition.axes}"
+        )
+    if spec.backend.is_ours:
+        extension.prepare(spec.platform, backends.ffi_platform(spec.platform))
+    connection = spec.backend.make(spec, live)
+    with _tables:
         for what, count in connection.counted.items():
             _counts[what] += count
-        _live[spec.key] = Communicator(spec, connection, _close)
-        return _live[spec.key]
+        made = _live[spec.key] = Communicator(spec, connection, _close)
+    return made
 
 
 def chosen_backend(partition: Partition, lane: str) -> str | None:
     """Return the backend that ``init`` or the environment chose, None if neither."""
-    with _lock:
+    with _tables:
         return _choices.find(partition, lane).backend or config.BACKEND
 
 
@@ -272,105 +238,118 @@ def communicators() -> Communicators:
       >>> len(jaxcomm.communicators())
       0
     """
-    with _lock:
+    with _tables:
         return Communicators(_live.values())
 
 
 def counts() -> dict[str, int]:
     """Return how many communicators were made, by kind, destroyed, and are live."""
-    with _lock:
+    with _tables:
         return {**_counts, "live": len(_live)}
 
 
 def finalize() -> None:
     """Close every communicator and forget what :func:`jaxcomm.init` chose.
 
-    You need not call it: the process may simply end.
+    You need not call it: the process may simply end. If another thread waits in
+    :func:`jaxcomm.init` for other processes, it raises.
     """
-    with _lock:
-        for member in list(_live.values()):
-            _close(member)
-        _choices.clear()
-        _specs.clear()
-        _to_make.clear()
-        for backend in backends.BACKENDS.values():
-            backend.forget()
+    _finalize("jaxcomm.finalize was called")
+
+
+def finalize_at_exit(seconds: float) -> None:
+    """Finalize as this process ends, after so many seconds without the turn, too."""
+    _finalize("it ends", seconds, for_good=True)
+
+
+def _finalize(why: str, seconds: float = -1, for_good: bool = False) -> None:
+    with rendezvous.refused(why, for_good=for_good):
+        has_turn = _turn.acquire(timeout=seconds)
+        try:
+            for member in communicators():
+                _close(member)
+            with _tables:
+                _choices.clear()
+                _specs.clear()
+            _to_make.clear()
+            for backend in backends.BACKENDS.values():
+                backend.forget(lambda processes: True)
+        finally:
+            if has_turn:
+                _turn.release()
 
 
 def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
     """Go on after a failure, on a mesh that has lost processes of another, or on it.
 
-    Every process of the new mesh calls this. What spans processes of the old mesh is
-    closed, and what fails together. What has lost nobody is made again under its key,
-    and what was the old mesh's for the new one.
+    Every process of the new mesh calls this.
 
     Raises:
       CommunicatorError: a communicator cannot be made.
     """
-    before = {*processes_of(old)}
-    lost = before - {*processes_of(new)}
-    grid, new_grid = replica_groups.grid_of(old), replica_groups.grid_of(new)
-    with _lock:
+    before, after = {*processes_of(old)}, {*processes_of(new)}
+    lost = before - after
+
+    def is_over(processes: Sequence[int]) -> bool:
+        """Say whether all of some processes that live leave what they have shared."""
+        return bool(lost.intersection(processes)) or before.issuperset(processes)
+
+    with turn():
         closed = [
             member
-            for member in _live.values()
-            if lost.intersection(member.spec.processes)
-            or (len(member.spec.processes) > 1 and before >= {*member.spec.processes})
+            for member in communicators()
+            if (len(member.spec.processes) > 1 and is_over(member.spec.processes))
             or member.spec.backend.can_stop
         ]
         for member in closed:
             _close(member)
-        # None remembers anything of what is still live: that is of this process alone.
+            _to_make[member.key] = _ToMake(member.spec, member.spec.mesh)
         for backend in backends.BACKENDS.values():
-            backend.forget()
-        _choices.move(grid, new_grid)
-        _to_make.extend(_ToMake(member.spec, member.spec.grid) for member in closed)
+            backend.forget(is_over)
 
-        of_mesh = [each for each in _to_make if each.grid == grid]
-        for each in of_mesh:
-            each.grid = new_grid
-        _to_make[:] = [
-            each
-            for each in _to_make
-            if each in of_mesh or not lost.intersection(each.spec.processes)
-        ]
+        grid, new_grid = replica_groups.grid_of(old), replica_groups.grid_of(new)
+        with _tables:
+            _choices.move(grid, new_grid)
+        for each in _to_make.values():
+            if each.grid == grid:
+                each.mesh = new
 
-        def order(each):
+        def order(each: _ToMake):
             # The same on all processes, whatever each of them has made before.
             spec = each.spec
-            key = 0 if each in of_mesh else spec.key
+            key = 0 if each.grid == new_grid else spec.key
             return spec.partition.axes, spec.lane, key, repr(spec.policy)
 
-        for each in sorted(_to_make, key=order):
+        # Where processes are missing, nothing is made until their mesh is shrunk.
+        ready = [e for e in _to_make.values() if after.issuperset(processes_of(e.mesh))]
+        for each in sorted(ready, key=order):
             spec = each.spec
             if each.grid == spec.grid:
                 get(spec)
-            elif each.grid == new_grid and spec.partition.index_groups is None:
-                partition = replica_groups.partition(new_grid, spec.partition.axes)
-                choice = _choices.find(partition, spec.lane)
-                get(_spec(new, partition, spec.lane, choice))
-            _to_make.remove(each)
+            # Groups are of another size now: the next program that has some says which.
+            elif spec.partition.index_groups is None:
+                partition = replica_groups.partition(each.grid, spec.partition.axes)
+                with _tables:
+                    choice = _choices.find(partition, spec.lane)
+                _find_or_make(each.mesh, partition, spec.lane, choice)
+            del _to_make[spec.key]
 
 
-def _spec(
+def _choose(
     mesh: jax.sharding.Mesh, partition: Partition, lane: str, choice: Choice
 ) -> CommunicatorSpec:
-    """Return what to find or make. Chooses a backend if nothing live serves."""
-    request = partition, lane, choice, config.BACKEND
-    spec = _specs.get(request)
-    if spec is None or spec.key not in _live:
-        backend, refusal = backends.choose(mesh, partition, lane, choice.backend)
-        policy = choice.policy or CommPolicy()
-        spec = _specs[request] = CommunicatorSpec(
-            mesh,
-            partition,
-            lane,
-            backend,
-            policy if backend.takes_policy else None,
-            choice.timeout or config.timeout_seconds(),
-            refusal,
-        )
-    return spec
+    """Return what to make, of the backend that serves. Requires the turn."""
+    backend, refusal = backends.choose(mesh, partition, lane, choice.backend)
+    policy = choice.policy or CommPolicy()
+    return CommunicatorSpec(
+        mesh,
+        partition,
+        lane,
+        backend,
+        policy if backend.takes_policy else None,
+        choice.timeout or config.timeout_seconds(),
+        refusal,
+    )
 
 
 def _check_timeout(member: Communicator, seconds: float | None) -> None:
@@ -383,24 +362,28 @@ def _check_timeout(member: Communicator, seconds: float | None) -> None:
 
 
 def _close(member: Communicator) -> None:
-    with _lock:
+    with _tables:
         if member.closed:
             return
-        del _live[member.key]
         member.closed = True
+        del _live[member.key]
+        _ending.add(member.key)
         _counts["destroyed"] += 1
+    try:
+        # Without the lock: the programs of ranks that wait in it go on in this thread.
         member.spec.backend.end(member.spec, member.connection)
+    finally:
+        with _tables:
+            _ending.remove(member.key)
+            _tables.notify_all()
 
 
 def _leave_to_parent() -> None:
-    # A child of os.fork() has none of the threads that communicators need, and shares
-    # memory that is the parent's.
-    global _lock, _is_forked
-    _lock = threading.RLock()
-    _is_forked = _is_forked or any(_counts.values())
+    # Another thread of the parent may have held a lock. Communicators are the parent's.
+    global _turn, _tables
+    _turn, _tables = threading.RLock(), threading.Condition()
     _live.clear()
     _to_make.clear()
 
 
-with contextlib.suppress(AttributeError):  # no fork on this system
-    os.register_at_fork(after_in_child=_leave_to_parent)
+forks.in_child(_leave_to_parent)

@@ -1,7 +1,6 @@
 """What the extension needs before the first communicator of a platform is made."""
 
 import atexit
-import os
 import sys
 import threading
 
@@ -9,6 +8,7 @@ import jax
 
 from jaxcomm import config
 from jaxcomm._built import _ffi
+from jaxcomm.communicator import forks
 
 _lock = threading.Lock()
 _registered: set[str] = set()
@@ -67,9 +67,7 @@ def _prepare_flight_dumps(platform: str) -> bool:
         if not _dumps_at_exit:
             # After the registration of jaxcomm.finalize, so it runs before.
             atexit.register(_dump_after_exception)
-            os.register_at_fork(
-                after_in_child=lambda: atexit.unregister(_dump_after_exception)
-            )
+            forks.in_child(lambda: atexit.unregister(_dump_after_exception))
             _dumps_at_exit = True
     return answers
 

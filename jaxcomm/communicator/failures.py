@@ -11,11 +11,9 @@ world, ``jaxcomm/failures/<world>/<process>``. So processes that share no world 
 fail each other, and old failures do not reach a world that is made anew.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
 import re
 import sys
 import threading
@@ -28,7 +26,7 @@ import jax
 
 from jaxcomm import compat
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import hosts, settling
+from jaxcomm.communicator import forks, hosts, settling
 from jaxcomm.communicator.store import EntryError, not_ours, seal, unseal
 
 _FOLDER = "jaxcomm/failures"
@@ -323,5 +321,4 @@ def _leave_to_parent():
     _lock, _watch = threading.Lock(), None
 
 
-with contextlib.suppress(AttributeError):  # no fork on this system
-    os.register_at_fork(after_in_child=_leave_to_parent)
+forks.in_child(_leave_to_parent)

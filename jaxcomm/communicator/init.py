@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm import config
 from jaxcomm.communicator import backends, cache, replica_groups
-from jaxcomm.communicator.cache import Choice
+from jaxcomm.communicator.choices import Choice
 from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.table import Communicators
@@ -25,16 +25,17 @@ def init(
     """Make the communicators of a mesh ahead of the first program that needs them.
 
     Call it with the same arguments on every process of the mesh. It keeps communicators
-    that are live already, so calling it again costs nothing.
+    that are live already, so calling it again costs nothing. A process that has no
+    device in the mesh may call it too, and waits for nobody.
 
     Args:
       mesh: a ``jax.sharding.Mesh``.
       *axes: what each communicator joins: an axis, or a tuple of axes together. If
         there are none, one for each axis, and one over all axes if there are several.
-      lanes: names of lanes, one communicator each. ``host``: a lane is only a label;
-        operations overlap anyway. ``nccl``: operations of one lane run in order, and
-        lanes with resources of their own may overlap. ``xla`` ignores it. Once a mesh
-        has lanes, a call in a lane that it does not have raises. It always has
+      lanes: names of lanes, in order, one communicator each. ``host``: a lane is only a
+        label; operations overlap anyway. ``nccl``: operations of one lane run in order,
+        and lanes with resources of their own may overlap. ``xla`` ignores it. Once a
+        mesh has lanes, a call in a lane that it does not have raises. It always has
         ``"default"``, and calling this again adds lanes.
       backend: ``"host"``, ``"nccl"``, ``"xla"``, or None: the ``JAXCOMM_BACKEND``
         variable, else ``"nccl"`` for NVIDIA GPUs where NCCL can be loaded, ``"host"``
@@ -54,8 +55,8 @@ def init(
       The communicators, a sequence that prints as a table.
 
     Raises:
-      TypeError: if mesh is not a concrete mesh, axes are a list, lanes are no names,
-        policy is no :class:`CommPolicy`, or timeout is no number.
+      TypeError: if mesh is not a concrete mesh, axes are a list, lanes are no names
+        or a set, policy is no :class:`CommPolicy`, or timeout is no number.
       ValueError: if an axis is not one of the mesh's, axes or lanes are an empty tuple,
         the backend is unknown, takes no policy or is forbidden by
         ``JAXCOMM_BACKEND=xla``, or the timeout is not positive.
@@ -124,6 +125,11 @@ def _check_backend(backend: str | None) -> None:
 
 def _lane_names(lanes) -> tuple[str, ...]:
     names = (lanes,) if isinstance(lanes, str) else lanes
+    if isinstance(names, set | frozenset):
+        raise TypeError(
+            f"init: lanes must be in order, got the set {lanes!r}: each process makes "
+            f"them in its own order of the set. Pass a tuple or a list"
+        )
     if not isinstance(names, Iterable):
         raise TypeError(
             f"init: lanes must be names, got {lanes!r}. Pass one for each lane, as in "

@@ -54,9 +54,10 @@ def find(processes: tuple[int, ...], me: int) -> Neighbors:
     return _known[processes]
 
 
-def forget() -> None:
-    """Let go of all shared memory; the next :func:`find` makes it anew."""
-    _known.clear()
+def forget(is_over: Callable[[tuple[int, ...]], bool]) -> None:
+    """Let go of memory of sets of processes; the next :func:`find` makes it anew."""
+    for processes in [each for each in _known if is_over(each)]:
+        del _known[processes]
 
 
 def _find(

@@ -35,7 +35,7 @@ import json
 import random
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jaxcomm import config
@@ -110,7 +110,10 @@ def agree(
     """
     check_member(processes, me)
     member = _Member(of_job(processes), processes, me, purpose)
+    _meeting.add(member)
     try:
+        for refusal in _refusals:
+            member.end(*refusal)
         while True:
             try:
                 return step(member.collect)
@@ -122,7 +125,26 @@ def agree(
             member.leave()
         raise
     finally:
+        _meeting.remove(member)
         member.forget()
+
+
+@contextlib.contextmanager
+def refused(why: str, *, for_good: bool) -> Iterator[None]:
+    """Have all threads of this process that meet others raise, and let none begin.
+
+    Args:
+      why: what the error says.
+      for_good: whether the others raise, too, and do not wait for this process.
+    """
+    refusal = why, for_good
+    _refusals.append(refusal)
+    try:
+        for member in tuple(_meeting):
+            member.end(*refusal)
+        yield
+    finally:
+        _refusals.remove(refusal)
 
 
 def check_member(processes: tuple[int, ...], me: int) -> None:
@@ -130,7 +152,7 @@ def check_member(processes: tuple[int, ...], me: int) -> None:
     if me not in processes:
         raise CommunicatorError(
             f"process {me} has no device in the mesh, whose processes are "
-            f"{names(processes)}. Call this, or lower the program, on these alone"
+            f"{names(processes)}. Call this on these alone"
         )
 
 
@@ -173,6 +195,11 @@ class _Past:
 _pasts: weakref.WeakKeyDictionary[Store, _Past] = weakref.WeakKeyDictionary()
 
 
+# Of this process, in all of its threads: those who meet others, and why none may.
+_meeting: set["_Member"] = set()
+_refusals: list[tuple[str, bool]] = []
+
+
 class _Member:
     """This process in the rounds of a set of processes."""
 
@@ -188,6 +215,8 @@ class _Member:
         self._told = ""
         # Whether others know that this process raises.
         self._is_over = False
+        # Why another thread has it leave.
+        self._ended = ""
 
     def collect(self, value: Any) -> dict[int, Any]:
         """Return what each process gives, of JSON's types, by process.
@@ -202,6 +231,12 @@ class _Member:
         except EntryError as error:
             outcome = self._decide({"error": f"process {self._me}: {error}"})
         self._go_on()
+        if self._ended:
+            self._is_over = "all" not in outcome
+            raise CommunicatorError(
+                f"process {self._me} is to {self._purpose}, and waits no longer for "
+                f"the others of {names(self._processes)}: {self._ended}"
+            )
         if "all" in outcome:
             values = [value for value, count in outcome["all"] for _ in range(count)]
             return dict(zip(self._processes, values, strict=True))
@@ -213,6 +248,16 @@ class _Member:
         self._is_over = True
         kind = LateError if "late" in outcome else CommunicatorError
         raise kind(outcome["error"])
+
+    def end(self, why: str, for_good: bool) -> None:
+        """Have it leave, from another thread, which wakes it. See :func:`refused`."""
+        self._ended = why
+        outcome: _Outcome = {"left": self._me}
+        if for_good:
+            error = f"process {self._me} does not come to {self._purpose}: {why}"
+            outcome = {"late": [self._me], "error": error}
+        with contextlib.suppress(Exception):  # the store itself may be gone
+            self._store.set_once(_outcome_key(self._path), outcome, self._me)
 
     def leave(self) -> None:
         """End the round for all, because this process fails."""
@@ -262,6 +307,8 @@ class _Member:
             outcome = self._store.wait(_outcome_key(path), min(rest, _STEP_SECONDS))
             if outcome is not None:
                 break
+            if self._ended:
+                return self._decide({"left": self._me})
             if self._told != path:
                 tell_waiting(
                     self._store, self._processes, self._me, path, self._purpose

@@ -2,14 +2,13 @@
 
 import atexit
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterable
 
 import jax
 
-from jaxcomm.communicator import cache, settling
+from jaxcomm.communicator import cache, forks, settling
 from jaxcomm.communicator.communicator import Communicator
 
 # A process that ends early takes its collectives from the others, which then report a
@@ -80,12 +79,11 @@ def _at_exit() -> None:
             wait_for_work(cache.communicators())
     finally:
         # Ranks still waiting raise instead of holding the process up.
-        cache.finalize()
+        cache.finalize_at_exit(_MOST_SECONDS)
         settling.stop()
 
 
 def prepare() -> None:
     """Have this process end its communicators at exit; its forks need not."""
     atexit.register(_at_exit)
-    with contextlib.suppress(AttributeError):  # no fork on this system
-        os.register_at_fork(after_in_child=lambda: atexit.unregister(_at_exit))
+    forks.in_child(lambda: atexit.unregister(_at_exit))

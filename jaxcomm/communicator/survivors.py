@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxcomm import config
-from jaxcomm.communicator import cache, hosts, rendezvous
+from jaxcomm.communicator import cache, forks, hosts, rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.init import seconds_of
 from jaxcomm.communicator.rendezvous import SURVIVORS, names
@@ -92,6 +92,7 @@ def _survivors(mesh, axis, timeout, what: str) -> jax.sharding.Mesh:
         )
     if axis not in mesh.axis_names:
         raise ValueError(f"{what}: {axis!r} is no axis of {mesh.axis_names}")
+    forks.take_part(f"{what} is called")
     seconds = seconds_of(timeout, what) or config.timeout_seconds()
     processes, me = processes_of(mesh), jax.process_index()
     rendezvous.check_member(processes, me)
@@ -110,11 +111,18 @@ def shrink(
 ) -> jax.sharding.Mesh:
     """Return what :func:`survivors` returns, with communicators to go on with.
 
-    It closes all communicators that span processes, and on GPUs all, since they fail
-    together. It makes those anew that have lost nobody: programs compiled for them go
-    on. Communicators of ``mesh`` become communicators of the new mesh, with what
-    :func:`init` chose for them. If another process ends meanwhile, or does not come to
-    make them within ``JAXCOMM_TIMEOUT``, it begins again without that process.
+    It closes communicators between processes, and makes them anew:
+
+    * those of ``mesh`` for the new mesh, with what :func:`init` chose for them;
+    * those of another mesh that lost processes once that mesh is shrunk, too;
+    * those whose processes all live and call this under their keys: programs compiled
+      for them go on.
+
+    It keeps communicators within this process, and those that lost nobody and join
+    processes outside of ``mesh``. On GPUs it closes these as well, since all of a
+    process fail together. It makes them anew once all of their processes shrink their
+    mesh. If another process ends meanwhile, or does not come to make communicators
+    within ``JAXCOMM_TIMEOUT``, it begins again without that process.
 
     Args:
       mesh, axis, timeout: as of :func:`survivors`.

@@ -91,6 +91,10 @@ class SymmetricPool:
                 f"SymmetricPool: bytes_per_device must be a positive integer, got "
                 f"{bytes_per_device!r}"
             )
+        with cache.turn():
+            self._make(mesh, int(bytes_per_device))
+
+    def _make(self, mesh: jax.sharding.Mesh, bytes_per_device: int) -> None:
         refusal = ABSENCE or agreement.refusal(mesh)
         if refusal:
             raise CommunicatorError(f"SymmetricPool: {refusal}")
@@ -101,7 +105,7 @@ class SymmetricPool:
         ordinals = [device.local_hardware_id for device in mesh.local_devices]
         refused = None
         try:
-            self.memory = _ffi.symmetric_memory(ordinals, int(bytes_per_device))
+            self.memory = _ffi.symmetric_memory(ordinals, bytes_per_device)
         except RuntimeError as error:
             refused = str(error)
         agreement.check_none_refused(mesh, "SymmetricPool", refused)

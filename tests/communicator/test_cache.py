@@ -5,11 +5,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import waiting
 
 import jaxcomm
-from jaxcomm.communicator import replica_groups
+from jaxcomm.communicator import (
+    cache,
+    hosts,
+    rendezvous,
+    replica_groups,
+    settling,
+    shutdown,
+)
 from jaxcomm.communicator.backends.nccl import library
 from jaxcomm.communicator.cache import choices_of, for_lowering
+
+
+def mesh_of(devices) -> Any:
+    about = {"devices": devices, "axis_names": ("i",), "shape": {"i": len(devices)}}
+    return types.SimpleNamespace(**about)
+
+
+def lowered_for(mesh):
+    partition = replica_groups.partition(replica_groups.grid_of(mesh), ("i",))
+    return for_lowering(mesh, partition, None, None)
 
 
 @pytest.mark.parametrize("backend", [None, "host"])
@@ -22,10 +40,7 @@ def test_devices_of_equal_ids_on_another_platform_are_other_devices(
     gpus = np.array(
         [types.SimpleNamespace(id=i, process_index=0, platform="gpu") for i in (0, 1)]
     )
-    about = {"devices": gpus, "axis_names": ("i",), "shape": {"i": 2}}
-    mesh: Any = types.SimpleNamespace(**about)
-    partition = replica_groups.partition(replica_groups.grid_of(mesh), ("i",))
-    found = for_lowering(mesh, partition, None, None)
+    found = lowered_for(mesh_of(gpus))
     assert (found.platform, found.transport) == ("gpu", "xla: there is none")
 
 
@@ -55,3 +70,62 @@ def test_choices_of_a_mesh_are_equal_while_init_chooses_the_same(make_mesh):
     assert len({nothing, *found}) == 7
     jaxcomm.finalize()
     assert choices_of(mesh) == nothing
+
+
+@pytest.fixture
+def beside_a_start(store, monkeypatch):
+    """Call something while a thread waits for process 1; return what that raised."""
+    monkeypatch.setattr(hosts, "publish", lambda processes, me: None)
+    monkeypatch.setattr(settling, "stop", lambda: None)
+    devices = [
+        types.SimpleNamespace(id=i, process_index=i, platform="cpu") for i in (0, 1)
+    ]
+    mesh = mesh_of(np.array(devices))
+
+    def call(action):
+        def once_it_waits(process):
+            waiting.until(lambda: rendezvous._meeting)
+            return action(), store.now
+
+        start = {0: lambda process: lowered_for(mesh), 1: once_it_waits}
+        found, _ = store.run(start)
+        return found[0], *found[1]
+
+    return call
+
+
+def test_what_shows_why_a_start_hangs_does_not_wait_for_it(beside_a_start, make_mesh):
+    mesh = make_mesh(i=8)
+    (live,) = jaxcomm.init(mesh)
+
+    def look():
+        str(jaxcomm.communicators()), str(jaxcomm.flight_record()), live.stats()
+        (row,) = jaxcomm.memory_report()
+        assert row.communicator is live
+        assert jaxcomm.counters().live == 1
+        assert cache.are_live([live.key])
+        assert choices_of(mesh)
+        # A program that needs what is there is compiled, too.
+        assert lowered_for(mesh) is live
+        live.close()
+
+    raised, _, now = beside_a_start(look)
+    assert now == 0
+    assert live.closed
+    assert isinstance(raised, rendezvous.LateError)
+    assert "waited 60 s for process 1" in str(raised)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [(jaxcomm.finalize, "jaxcomm.finalize was called"), (shutdown._at_exit, "it ends")],
+)
+def test_an_end_does_not_wait_for_a_start(beside_a_start, end, why):
+    raised, _, now = beside_a_start(end)
+    assert now == 0
+    assert str(raised) == (
+        "process 0 is to find out who shares memory, and waits no longer for the "
+        f"others of [0, 1]: {why}"
+    )
+    assert not rendezvous._meeting
+    assert not rendezvous._refusals

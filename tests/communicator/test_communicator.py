@@ -130,6 +130,7 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
         (("a",), {"lanes": ()}, ValueError, "lanes is empty"),
         (("a",), {"lanes": ""}, ValueError, "lane must be a non-empty string"),
         (("a",), {"lanes": 2}, TypeError, "lanes must be names, got 2. Pass one for"),
+        (("a",), {"lanes": {"b"}}, TypeError, "lanes must be in order, got the set"),
         # What is false is not the same as None.
         (("a",), {"policy": {}}, TypeError, r"CommPolicy or None, got \{"),
     ],

@@ -8,6 +8,7 @@ import copy
 import threading
 
 import pytest
+import waiting
 from job_store import meets
 
 from jaxcomm import _ffi, compat, config
@@ -257,3 +258,30 @@ def test_another_version_is_named_in_all_processes(store, version, size, other):
     assert max(messages.values()) <= 8
     # They go on together.
     all_meet(store, everyone)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_others_hear_whether_a_process_that_is_to_leave_will_come_again(
+    store, for_good
+):
+    everyone = (0, 1)
+
+    def leave(process):
+        with pytest.raises(CommunicatorError, match="for the others of"):
+            meets(everyone)(process)
+        return None if for_good else meets(everyone)(process)
+
+    def have_it_leave(process):
+        def come():
+            return {member._me: member for member in rendezvous._meeting}
+
+        waiting.until(lambda: 0 in come())
+        come()[0].end("it ends", for_good)
+        return meets(everyone)(process)
+
+    found, _ = store.run({0: leave, 1: have_it_leave})
+    assert store.now == 0
+    if for_good:
+        assert str(found[1]) == "process 0 does not come to make it: it ends"
+    else:
+        assert found == {each: {0: 0, 1: 10} for each in everyone}

@@ -115,3 +115,33 @@ def test_sizes_that_do_not_fit_raise_on_every_process(team):
     for text in texts[:2]:
         assert "ragged_all_to_all" in text
         assert "rank 0 sends 1 rows to rank 3, which expects 2" in text
+
+
+def the_same_program_everywhere(here):
+    """The mesh is of processes 1 and 2; all run the same, as with ``jax.lax``."""
+    line = [device for device in jax.devices() if device.process_index in (1, 2)]
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.Mesh(np.array(line), ("i",), axis_types=auto)
+    x = here.values("int32", (4, 3), 0)
+    found = []
+    for psum in (jax.lax.psum, jaxcomm.psum):
+        run = here.program(mesh, lambda x, psum=psum: psum(x, "i"))
+        total = run(here.put(mesh, x))
+        jax.block_until_ready(total)
+        if here.rows(mesh):
+            here.identical(
+                mesh, here.mine(total), np.broadcast_to(x.sum(0, np.int32), x.shape)
+            )
+        found.append(len(total.addressable_shards))
+    (made,) = jaxcomm.init(mesh)
+    assert made in jaxcomm.communicators()
+    assert made.size == 4
+    made.close()
+    jaxcomm.init(mesh, "i", lanes="other", backend="host")
+    return found, made.transport
+
+
+def test_a_process_without_devices_in_the_mesh_runs_the_same_program(team):
+    outside, member = team.call(the_same_program_everywhere)[:2]
+    assert outside == [[0, 0], "xla: process 0 has no device in the mesh"]
+    assert member == [[2, 2], "shared memory"]

@@ -79,7 +79,10 @@ class Here:
         sharding = jax.NamedSharding(mesh, jax.P(tuple(mesh.axis_names)))
         return jax.tree.map(
             lambda x: jax.make_array_from_callback(
-                x.shape, sharding, lambda index: x[index]
+                x.shape,
+                sharding,
+                lambda index: x[index],
+                dtype=jax.dtypes.canonicalize_dtype(x.dtype),
             ),
             stacked,
         )

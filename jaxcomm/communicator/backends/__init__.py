@@ -12,6 +12,7 @@ from jaxcomm._built import ABSENCE
 from jaxcomm.communicator.backends.backend import Backend as Backend
 from jaxcomm.communicator.backends.backend import CommunicatorSpec as CommunicatorSpec
 from jaxcomm.communicator.backends.backend import Connection as Connection
+from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.backends.host import HostBackend
 from jaxcomm.communicator.backends.nccl.backend import NcclBackend
 from jaxcomm.communicator.backends.xla import AbsentBackend, XlaBackend
@@ -47,11 +48,15 @@ def choose(
     """Return what serves the partition of a mesh.
 
     If nobody chose a backend and the platform's own cannot serve, XLA does. Processes
-    may have to meet first: each process of the mesh must ask.
+    may have to meet first: each process of the mesh must ask. A process that has no
+    device in it never runs its programs: there XLA's collectives stand for all.
 
     Returns:
       The backend; and why it is XLA in place of the platform's own, else "".
     """
+    me = jax.process_index()
+    if me not in processes_of(mesh):
+        return _XLA, f"process {me} has no device in the mesh"
     backend = config.BACKEND if backend is None else backend
     if backend is None:
         return _by_platform(mesh, partition)

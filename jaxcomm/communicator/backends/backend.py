@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -161,8 +161,14 @@ class Backend(abc.ABC):
         """End what :meth:`make` made. Ranks that wait in it raise."""
         _ffi.destroy(spec.key)
 
-    def forget(self) -> None:  # noqa: B027 -- most remember nothing
-        """Drop what it remembers beside live communicators: there are none left."""
+    def forget(  # noqa: B027 -- most remember nothing
+        self, is_over: Callable[[Sequence[int]], bool]
+    ) -> None:
+        """Drop what it remembers of sets of processes for which ``is_over`` is true.
+
+        All of their processes that live do so, and have no communicators left. Of a
+        backend that :attr:`can_stop`, there are none at all.
+        """
 
     def check_usable(self) -> None:  # noqa: B027 -- most stay usable
         """Raise CommunicatorError if an earlier failure forbids further use."""

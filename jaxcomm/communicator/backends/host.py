@@ -1,6 +1,7 @@
 """CPU devices of one host: of one process, or of several that share memory."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,9 +29,10 @@ class HostBackend(Backend):
     adds_in_tree = True
 
     def __init__(self):
-        # How many communicators of each key were made since finalize(). Processes meet
-        # in memory of that number: a communicator never meets its predecessor.
-        self._generations: dict[int, int] = {}
+        # How many communicators of each key some processes made since they began to
+        # share memory, in which they meet by that number: a communicator never meets
+        # its predecessor.
+        self._generations: dict[tuple[int, ...], collections.Counter[int]] = {}
 
     def refusal(self, mesh: jax.sharding.Mesh, partition: Partition) -> str | None:
         """Serve CPU devices, if the processes of each group share memory."""
@@ -51,8 +53,9 @@ class HostBackend(Backend):
         found = _neighbors(spec.mesh, spec.partition)
         if found is not None:
             index = {process: i for i, process in enumerate(found.members)}
-            generation = self._generations.get(spec.key, 0)
-            self._generations[spec.key] = generation + 1
+            made = self._generations.setdefault(spec.processes, collections.Counter())
+            generation = made[spec.key]
+            made[spec.key] += 1
             shared = {
                 "process_set": found.process_set,
                 # -1: a process of another host.
@@ -75,13 +78,14 @@ class HostBackend(Backend):
         transport = "memory" if found is None else "shared memory"
         return Connection(transport, {"created": 1}, neighbors=found)
 
-    def forget(self) -> None:
+    def forget(self, is_over: Callable[[Sequence[int]], bool]) -> None:
         """Let go of shared memory.
 
         Processes that made communicators a different number of times are in step again.
         """
-        self._generations.clear()
-        neighbors.forget()
+        neighbors.forget(is_over)
+        for processes in [each for each in self._generations if is_over(each)]:
+            del self._generations[processes]
 
     def status(self) -> Status:
         """Serve where JAX has CPU devices."""

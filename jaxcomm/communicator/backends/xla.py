@@ -1,6 +1,6 @@
 """XLA's own collectives, and what stands for backends where there is no extension."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -66,9 +66,9 @@ class AbsentBackend(Backend):
             self._met.add(processes)
         return ABSENCE
 
-    def forget(self) -> None:
+    def forget(self, is_over: Callable[[Sequence[int]], bool]) -> None:
         """Have processes meet again."""
-        self._met.clear()
+        self._met = {each for each in self._met if not is_over(each)}
 
     def make(
         self, spec: CommunicatorSpec, live: Sequence[CommunicatorSpec]

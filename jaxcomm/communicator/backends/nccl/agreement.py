@@ -1,5 +1,6 @@
 """What the processes of a mesh agree on before they call NCCL together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,6 +58,7 @@ def check_none_refused(mesh: jax.sharding.Mesh, what: str, refused: str | None) 
             raise CommunicatorError(f"{what}{who}: {text}")
 
 
-def forget() -> None:
+def forget(is_over: Callable[[tuple[int, ...]], bool]) -> None:
     """Ask again whether NCCL can serve."""
-    _refusals.clear()
+    for processes, platform in [each for each in _refusals if is_over(each[0])]:
+        del _refusals[processes, platform]

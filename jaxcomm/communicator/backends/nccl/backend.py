@@ -1,7 +1,7 @@
 """NVIDIA GPUs: communicators of NCCL."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,11 +75,11 @@ class NcclBackend(Backend):
             super().end(spec, connection)
         connection.world = None
 
-    def forget(self) -> None:
+    def forget(self, is_over: Callable[[Sequence[int]], bool]) -> None:
         """Make communicators of whole meshes anew, too."""
         failures.stop()
         communicators.forget()
-        agreement.forget()
+        agreement.forget(is_over)
 
     def check_usable(self) -> None:
         """Refuse once the GPUs of this process were stopped.
