@@ -29,6 +29,9 @@ namespace {
 
 // How often the watch looks for a process that it cannot poll.
 constexpr int kPollMilliseconds = 50;
+// How long it waits for the others. If its descriptors are closed meanwhile, nothing
+// wakes it.
+constexpr int kMostMilliseconds = 1000;
 
 // What /proc/<pid>/stat says of a process.
 struct ProcessStat {
@@ -85,6 +88,21 @@ int OpenPeer(const Peer& peer) {
   return static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(peer.pid), 0));
 }
 
+// What the system says of descriptors of ours, and of no files of others.
+constexpr char kOfPidfd[] = "\nPid:";
+constexpr char kOfEventfd[] = "\neventfd-count:";
+
+// Whether a descriptor is still ours. A program that becomes a daemon closes all, and
+// their numbers go to files that it opens later. True also if nobody can say.
+bool IsStill(const char* kind, int fd) {
+  const std::string text = ReadSystemFile(StrCat("/proc/self/fdinfo/", fd));
+  return text.empty() || text.find(kind) != std::string::npos;
+}
+
+void Close(const char* kind, int fd) {
+  if (fd >= 0 && IsStill(kind, fd)) close(fd);
+}
+
 }  // namespace
 
 int64_t SentinelThread() {
@@ -133,9 +151,7 @@ struct PeerWatch::State {
   int stop_fd = -1;  // wakes the thread; without it the thread polls
   std::thread thread;
 
-  ~State() {
-    if (stop_fd >= 0) close(stop_fd);
-  }
+  ~State() { Close(kOfEventfd, stop_fd); }
   void Run();
 };
 
@@ -161,7 +177,9 @@ PeerWatch::~PeerWatch() {
   if (IsForked() || !state_->thread.joinable()) return;
   state_->stopping.store(true, std::memory_order_release);
   const uint64_t one = 1;
-  (void)!write(state_->stop_fd, &one, sizeof(one));
+  if (IsStill(kOfEventfd, state_->stop_fd)) {
+    (void)!write(state_->stop_fd, &one, sizeof(one));
+  }
   if (state_->thread.get_id() == std::this_thread::get_id()) {
     state_->thread.detach();
   } else {
@@ -182,14 +200,14 @@ void PeerWatch::State::Run() {
   }
   const auto end = [&](size_t i) {
     is_over[i] = true;
-    if (fds[i].fd >= 0) close(fds[i].fd);
+    Close(kOfPidfd, fds[i].fd);
     fds[i].fd = -1;
     if (!stopping.load(std::memory_order_acquire)) ended(i);
   };
   bool can_poll = true;
   while (!stopping.load(std::memory_order_acquire)) {
     // Without a descriptor to wake it, the thread must look whether to stop.
-    bool must_look = stop_fd < 0 || !can_poll;
+    bool must_look = fds.back().fd < 0 || !can_poll;
     for (size_t i = 0; i < peers.size(); ++i) {
       if (is_over[i]) continue;
       // Fails before Linux 5.3, in some sandboxes, and while this process has no
@@ -205,7 +223,8 @@ void PeerWatch::State::Run() {
       if (fds[i].fd >= 0 && life == Life::kAlive) is_verified[i] = true;
       must_look |= fds[i].fd < 0 || !is_verified[i];
     }
-    const int ready = poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : -1);
+    const int ready =
+        poll(fds.data(), fds.size(), must_look ? kPollMilliseconds : kMostMilliseconds);
     if (ready >= 0) can_poll = true;
     if (ready < 0 && errno != EINTR) {
       // EINVAL if there are more peers than descriptors allowed, or ENOMEM.
@@ -213,12 +232,19 @@ void PeerWatch::State::Run() {
       std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
     }
     for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
-      if (!is_over[i] && (fds[i].revents & POLLIN) != 0) end(i);
+      if (is_over[i] || fds[i].revents == 0) continue;
+      if ((fds[i].revents & POLLIN) != 0 && IsStill(kOfPidfd, fds[i].fd)) {
+        end(i);
+      } else {
+        // It was closed: the next pass opens another one.
+        fds[i].fd = -1;
+        is_verified[i] = peers[i].start_time == 0;
+      }
     }
+    const bool stops = stopping.load(std::memory_order_acquire);
+    if (ready > 0 && fds.back().revents != 0 && !stops) fds.back().fd = -1;
   }
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if (fds[i].fd >= 0) close(fds[i].fd);
-  }
+  for (size_t i = 0; i < peers.size(); ++i) Close(kOfPidfd, fds[i].fd);
 }
 
 }  // namespace jaxcomm

@@ -1,5 +1,6 @@
 // What the system tells: how many cores this process may use, in copies of Linux's file
 // trees, and the end of other processes.
+#include <fcntl.h>
 #include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
@@ -177,6 +178,29 @@ TEST(a_watch_over_more_processes_than_descriptors_goes_on) {
 }
 
 #endif
+
+// As a program that becomes a daemon. In a process of its own: nothing else of it goes
+// on.
+TEST_ALONE(a_watch_whose_descriptors_were_closed_goes_on, EXIT_SUCCESS) {
+  for (const bool are_taken : {false, true}) {
+    Living child;
+    Counting watch({child.PeerWith(child.life)}), other({PeerOf(getpid(), 0)});
+    CHECK_TRUE(watch.TellsNothing());
+    const int first = child.told[0];
+    for (int fd = first; fd < first + 20; ++fd) close(fd);
+    int files[20];
+    for (int i = 0; i < 20 && are_taken; ++i) {
+      // The numbers go to files that can be read at any time.
+      files[i] = open("/proc/self/stat", O_RDONLY);
+      CHECK_TRUE(files[i] >= first);
+    }
+    CHECK_TRUE(watch.TellsNothing());
+    child.Kill();
+    CHECK_TRUE(watch.Tells());
+    CHECK_TRUE(other.TellsNothing());
+    for (int i = 0; i < 20 && are_taken; ++i) CHECK_EQ(close(files[i]), 0);
+  }
+}
 
 TEST(a_later_process_of_the_same_id_is_not_the_peer) {
   Living child;
