@@ -1,5 +1,6 @@
 // Tests which error a failure gives to the members of a crossing, and to everybody that
 // shares memory with them.
+#include <cmath>
 #include <future>
 
 #include "ffi/backends/host/arena/arena.h"
@@ -135,6 +136,51 @@ TEST(a_forked_child_does_not_take_its_parent_s_seat) {
   sum.EndAll();
   CHECK_EQ(sum.buffers[1].result[0], 1.0f);  // 0 + 1
   CHECK_OK(Registry::Get().Remove(1));
+}
+
+// A transfer of process 0 that sums floats of ranks in some processes.
+struct Lone {
+  Lone(ProcessSet& set, const std::vector<int>& process_of, uint64_t tag,
+       double timeout_seconds)
+      : set(set) {
+    plan = Must(MakeHostPlan(*site, 2, nullptr));
+    stream = MakeStreamPlan(plan, site->results(), process_of, 0);
+    request.key = {1, 2, 3, tag};
+    for (int process : process_of) request.members |= uint64_t{1} << process;
+    pending.describe = [](uint64_t, bool) { return "by the test"; };
+    pending.timeout_seconds = timeout_seconds;  // it began long ago
+    pending.warns = false;
+  }
+  void Begin(std::function<void()> done) {
+    transfer.Begin(&set.arena(), request, stream,
+                   {&plan, &site->results(), ReduceOp::kSum, nullptr, nullptr});
+    pending.transfer = &transfer;
+    pending.done = std::move(done);
+    set.Continue(pending);
+  }
+
+  ProcessSet& set;
+  std::unique_ptr<CallSite> site = FloatSite("all_reduce", {}, 0);
+  HostPlan plan;
+  StreamPlan stream;
+  CrossingRequest request;
+  Transfer transfer;
+  PendingTransfer pending;
+};
+
+TEST(a_timeout_passes_though_other_transfers_move_all_the_time) {
+  const auto set = std::make_shared<ProcessSet>(MakeSegment(2), Unwatched(2), 0);
+  Lone waiting(*set, {0, 1}, 1, kAtOnce), busy(*set, {0, 0}, 2, INFINITY);
+  Event expired, ended;
+  // It needs nobody else, and begins anew whenever it ends.
+  const std::function<void()> again = [&] {
+    expired.is_set() ? ended.Set() : busy.Begin(again);
+  };
+  busy.Begin(again);
+  waiting.Begin([&] { expired.Set(); });
+  CHECK_TRUE(expired.Wait());
+  CHECK_TRUE(ended.Wait());
+  CHECK_FAILS(waiting.transfer.status(), "by the test");
 }
 
 TEST(closing_ends_a_crossing_that_its_handler_still_steps) {

@@ -26,6 +26,8 @@ constexpr int kHandlerYields = 8;
 constexpr auto kProgressSpin = std::chrono::microseconds(50);
 constexpr double kWarnSeconds = 30;
 constexpr double kMostSleepSeconds = 60;
+// While transfers move, how often it looks for others that cannot end.
+constexpr auto kCheckPeriod = std::chrono::milliseconds(10);
 
 std::vector<int> Names(const std::vector<Peer>& peers) {
   std::vector<int> names;
@@ -247,7 +249,8 @@ bool ProcessSet::State::CheckAll(Clock::time_point now, double* seconds) {
 }
 
 void ProcessSet::State::Progress() {
-  Clock::time_point last_moved = Clock::now();
+  Clock::time_point last_moved = Clock::now(), last_checked = last_moved;
+  double seconds = 0;
   Doorbell& doorbell = arena.process(arena.self()).doorbell;
   const bool cores_for_all = static_cast<int>(peers.size()) <= Cores();
   for (int turn = 0; !stopping.load(std::memory_order_acquire); ++turn) {
@@ -255,6 +258,9 @@ void ProcessSet::State::Progress() {
     if (TakeIncoming()) last_moved = Clock::now();
     if (StepAll()) {
       last_moved = Clock::now();
+      if (last_moved - last_checked < kCheckPeriod) continue;
+      last_checked = last_moved;
+      CheckAll(last_checked, &seconds);
       continue;
     }
     const Clock::time_point now = Clock::now();
@@ -268,7 +274,6 @@ void ProcessSet::State::Progress() {
     // Step again after announcing that we sleep: a peer that published before it saw
     // the announcement does not ring.
     const bool moved = StepAll();
-    double seconds = 0;
     const bool failed = CheckAll(now, &seconds);
     if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
         !stopping.load(std::memory_order_acquire)) {
