@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm.compat.meshes import (
+    require_devices_during_lowering as require_devices_during_lowering,
+)
 from jaxcomm.compat.needed import MODULES as MODULES
 from jaxcomm.compat.needed import NEEDED as NEEDED
 from jaxcomm.compat.needed import REQUIREMENT as REQUIREMENT
@@ -28,7 +31,6 @@ from jaxcomm.compat.processes import serve_jobs_store as serve_jobs_store
 
 _config = MODULES["jax._src.config"]
 _core = MODULES["jax._src.core"]
-_dispatch = MODULES["jax._src.dispatch"]
 _pe = MODULES["jax._src.interpreters.partial_eval"]
 _ad = MODULES["jax.interpreters.ad"]
 _batching = MODULES["jax.interpreters.batching"]
@@ -201,15 +203,6 @@ def check_axes_bound(axes, name: str) -> None:
 def named_axis_effects(axes):
     """Return the effects by which JAX knows what axes a jaxpr needs bound."""
     return {_core.NamedAxisEffect(axis) for axis in axes}
-
-
-def require_devices_during_lowering(primitive) -> None:
-    """Keep JAX from reusing a lowering of ``primitive`` on other devices.
-
-    Without it a jitted function called under two meshes of equal shape, with the
-    devices in another order, runs with the first one's groups.
-    """
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def register_types(primitive, rule) -> None:

@@ -1,6 +1,7 @@
 """Communicators are made once, found, listed, counted and closed."""
 
 import copy
+import functools
 import pickle
 
 import jax
@@ -110,6 +111,59 @@ def test_one_function_under_two_orders_of_devices_is_right_under_both(
     members = [c for c in jaxcomm.communicators() if c.axes == ("b", "a")]
     assert len({member.groups for member in members}) == 2
     assert calls_of(members) == [{"scan": 20}] * 2
+
+
+def test_a_program_may_have_several_meshes_of_the_same_devices(make_mesh):
+    """JAX takes one mesh for primitives that ask for devices, unless it is given."""
+    wide, tall, other = make_mesh(a=2, b=4), make_mesh(a=4, b=2), make_mesh(x=2, y=4)
+    shared = jax.jit(lambda lib, x, axis: lib.psum(x, axis) + x, static_argnums=(0, 2))
+
+    def program(lib, x):
+        for mesh in (wide, tall, other, wide):
+            axes = mesh.axis_names
+
+            def local(x, axes=axes):
+                x, _ = jax.lax.scan(
+                    lambda x, _: (shared(lib, x, axes[0]), None), x, length=2
+                )
+                rank = jax.lax.axis_index(axes).astype(x.dtype)
+                return shared(lib, x, axes[1]) * rank
+
+            x = over(mesh, local, jit=False)(x)
+        return x
+
+    def slope(lib, x):
+        return jax.grad(lambda x: program(lib, x).sum())(x)
+
+    for derived in (program, slope):
+        run = jax.jit(derived, static_argnums=0)
+        # Numbers with more digits than float32 has, added in another order.
+        np.testing.assert_allclose(run(jaxcomm, X), run(jax.lax, X), 1e-6)
+    groups = {each.groups for each in jaxcomm.communicators()}
+    assert len(groups) == 4  # Of two and of four devices, side by side and apart.
+
+
+def test_meshes_that_are_given_have_the_groups_of_their_own_devices(make_mesh):
+    """In turn, and in one program: JAX refuses two orders of devices in that."""
+    straight = make_mesh(i=4)
+    devices = straight.devices[[2, 0, 3, 1]]
+    crossed = jax.sharding.Mesh(devices, ("i",), axis_types=straight.axis_types)
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def program(lib, meshes, x):
+        for mesh in meshes:
+            x = over(mesh, lambda x: lib.ppermute(x, "i", [(0, 1), (1, 2)]), jit=False)(
+                x
+            )
+        return x
+
+    for mesh in (straight, crossed) * 2:
+        x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("i")))
+        ours, lax = (program(lib, (mesh,), x) for lib in (jaxcomm, jax.lax))
+        np.testing.assert_array_equal(ours, lax)
+    for lib in (jaxcomm, jax.lax):
+        with pytest.raises(ValueError, match="incompatible devices"):
+            program(lib, (straight, crossed), X)
 
 
 # arguments
