@@ -111,10 +111,14 @@ class Walk:
             else:
                 assert before.closed
                 found[name] = "closed"
-                with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as told:
-                    self.sums[name]()
-                assert "is closed or was never created" in str(told.value)
         return found
+
+    def check_closed(self, states):
+        """See programs raise whose communicators are gone, which fails all others."""
+        for name in [name for name, state in states.items() if state == "closed"]:
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as told:
+                self.sums[name]()
+            assert "is closed or was never created" in str(told.value)
 
 
 def groups_of(mesh):
@@ -136,6 +140,8 @@ def walk(here):
             shrunk = this.act(event) if here.process in processes else {}
             if here.process in processes or "without" not in event:
                 found[event] = this.states(shrunk)
+        here.meet(f"all have used what is left: {event}")
+        this.check_closed(found.get(event, {}))
         here.meet(f"all have seen: {event}")
     return found
 
@@ -184,9 +190,9 @@ def one_makes_it_anew(here, mesh):
     if here.process == 1:
         member.close()
         assert CLOSED in adding.end()
-        adding = Sum(make(mesh), check)
-    assert adding.end() is None
-    # Nor in memory of before, where a sum over the first of its key has failed.
+    else:
+        assert "refused, since a collective has failed in process 1" in adding.end()
+    # Nor in memory of before, where that failure is told.
     jaxcomm.finalize()
     here.meet("both have none", [0, 1])
     make(mesh)
