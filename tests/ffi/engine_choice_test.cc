@@ -58,6 +58,12 @@ TEST(each_limit_counts) {
   call.moves_along_pairs = true;  // for which NCCL has none
   Expect(kCopy, call);
 
+  call = Moves();
+  call.is_broadcast = true;
+  Expect(kCopy, call);
+  call.size = 3;  // the root sends as many copies as there are others
+  Expect(kNccl, call);
+
   for (const int size : {2, 3, 8}) {
     const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;
     CHECK_EQ(MostWordsOfSum(size), most);

@@ -7,6 +7,9 @@ bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
               const EngineTopology& topology) {
   return policy.copy_engines && topology.can_copy &&
          IsWorthCopying(call.bytes_sent, call.copies, call.is_start) &&
+         // The root would send each rank a copy, one after the other. Over NCCL's ring
+         // each byte goes once. Not run on more than two GPUs.
+         !(call.is_broadcast && call.size > 2) &&
          // NCCL has kernels of its own for symmetric memory, but none that send along
          // pairs.
          (!call.is_symmetric || call.moves_along_pairs);

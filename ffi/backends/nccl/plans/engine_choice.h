@@ -48,6 +48,7 @@ struct CallFacts {
   // has the most; without `copies`, `bytes_sent` is an upper bound.
   bool only_moves = false;
   bool moves_along_pairs = false;  // a permutation
+  bool is_broadcast = false;
   int64_t bytes_sent = 0;
   int64_t copies = 0;
   // A collective that is nothing but sums which our kernel can do, whatever their size.

@@ -27,6 +27,7 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) 
   facts.size = plan.size;
   facts.only_moves = OnlyMoves(plan.kind);
   facts.moves_along_pairs = plan.kind == Plan::Kind::kPermute;
+  facts.is_broadcast = plan.kind == Plan::Kind::kBroadcast;
   facts.bytes_sent = site.operand_bytes() * (plan.size - 1);
   if (recipe.copies != nullptr) {
     facts.bytes_sent = recipe.copies->bytes_sent;
