@@ -96,11 +96,11 @@ struct Rank {
     }
   }
   // Gives a stream a small sum, which tells how far it is.
-  void GiveSum(int stream) {
+  void GiveSum(int stream, uint32_t arrays = 1) {
     const auto ticket = recorder.Start(site->operation(), 1, 2, 0, 0);
     in_flight.Add(StreamOf(stream), {ticket, site->operation(), ++operations},
-                  {&progress, flag + 1, flag + 1});
-    ++flag;
+                  {&progress, flag + 1, flag + arrays});
+    flag += arrays;
   }
   // What the kernel of a sum does at its end, block by block.
   void EndSums(uint32_t until) {
@@ -163,6 +163,19 @@ TEST(a_sum_is_late_once_it_has_begun) {
       rank.in_flight.Poll(later + 2 * kPatience, kPatience);
   CHECK_EQ(overdue.found, true);
   CHECK_EQ(overdue.sequence, 2u);
+}
+
+// The first may wait for another rank, and keep the others from beginning.
+TEST(a_sum_of_several_arrays_is_late_from_its_first_on_and_done_with_its_last) {
+  Rank rank;
+  rank.GiveSum(1, 3);
+  rank.progress.began = 1;
+  CHECK_EQ(rank.in_flight.Poll(kStart, kPatience).found, false);
+  CHECK_EQ(rank.in_flight.Poll(kStart + 2 * kPatience, kPatience).found, true);
+  rank.EndSums(2);
+  CHECK_EQ(rank.Refreshed(), 0);
+  rank.EndSums(3);
+  CHECK_EQ(rank.Refreshed(), 1);
 }
 
 TEST(a_device_that_fails_while_a_sum_runs_is_noticed) {
