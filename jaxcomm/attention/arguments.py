@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Kernel
+from jaxcomm.attention.kernels.scores import LEAST_BIAS
 from jaxcomm.attention.kernels.selection import kernels_for
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Mask
@@ -313,9 +314,10 @@ def bias_of(bias, mask, shape, key_layout: Layout, what: str):
             )
     if mask is not None:
         nothing = jnp.zeros((), jnp.float32) if bias is None else bias
-        if not np.isinf(np.array(-np.inf, nothing.dtype)):  # as of float8_e4m3fn
+        if jnp.finfo(nothing.dtype).min >= LEAST_BIAS:  # as of float8_e4m3fn
             nothing = nothing.astype(jnp.float32)
-        bias = jnp.where(mask, nothing, -jnp.inf)
+        # Finite, for jax_debug_infs.
+        bias = jnp.where(mask, nothing, jnp.finfo(nothing.dtype).min)
     if bias is None:
         return None
     bias = jnp.broadcast_to(bias, (*bias.shape[:3], shape[3]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.attention import arguments, permutation
 from jaxcomm.attention.arguments import AttentionOptions
-from jaxcomm.attention.kernels.kernel import Hop, merge, sum_dtype
+from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING, promotes_ranks
 from jaxcomm.attention.permutation import no_positions, poison_unless
@@ -22,7 +22,9 @@ from jaxcomm.attention.strategies.strategy import (
     Saved,
     Strategy,
     keep,
+    inner,
 )
+    rounded,
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
@@ -41,7 +43,8 @@ def _attend(call: AttentionCall, inputs: Inputs, sinks, is_right):
         that sees a key of this one.
 
     Returns:
-      (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums.
+      (out, lse): (B, T, N, V) in the dtype of the query, (B, T, N) in that of sums,
+      which is :func:`finite`.
     """
     return _forward(call, inputs, sinks, is_right)[0]
 
@@ -59,11 +62,11 @@ def _forward(call: AttentionCall, inputs: Inputs, sinks, is_right):
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
         out = out.astype(lse.dtype)
         out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
-    out = out.astype(inputs.query.dtype)
+    out, lost = rounded(call, inputs, out)
     if not _all_see_themselves(call, out):
         out = poison_unless(is_right, out)
-    out, lse = keep((out, poison_unless(is_right, lse)))
-    return (out, lse), (kept, out, lse, sinks, is_right)
+    out, lost, lse = keep((out, lost, finite(poison_unless(is_right, lse))))
+    return (out, lse), (kept, out, lost, lse, sinks, is_right)
 
 
 def _all_see_themselves(call: AttentionCall, out) -> bool:
@@ -81,16 +84,16 @@ def _all_see_themselves(call: AttentionCall, out) -> bool:
 
 @promotes_ranks
 def _backward(call: AttentionCall, residuals, grads):
-    kept, out, lse, sinks, is_right = residuals
+    kept, out, lost, lse, sinks, is_right = residuals
     grad_out, grad_lse = grads
     # Once, not per hop. A score moves lse by its weight, hence the second term.
-    delta = (grad_out.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1) - grad_lse
+    delta = inner(grad_out, out, lost, lse.dtype) - grad_lse
     with SCOPE(call.scope):
         found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
     grad_sinks = None
     if sinks is not None:
         # Where both are -inf the row saw nothing, not even a sink.
-        weights = jnp.where(jnp.isneginf(lse), 0, jnp.exp(sinks - lse))
+        weights = jnp.where(is_empty(lse), 0, jnp.exp(sinks - lse))
         grad_sinks = -(weights * delta).sum((0, 1))
     dtype = out.dtype
     bias = found.bias
@@ -186,7 +189,9 @@ def attend_on_ranks(
         out, residual = attend(call, *everything)
     if not has_batch:
         out, residual = out[0], residual[0]
-    return (out, residual) if options.has_residual else out
+    if not options.has_residual:
+        return out
+    return out, jnp.where(is_empty(residual), -jnp.inf, residual)
 
 
 def _held(given, x, axis_name, what: str, name: str, argument: str):

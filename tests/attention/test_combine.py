@@ -45,3 +45,22 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_
     options = dense.Options(key_lengths=sees)
     expected = dense.attention(query, key, value, options, (grad_out, grad_lse))
     split.assert_close((*found, *grads), expected)
+
+
+def test_the_log_sum_exp_of_narrow_outputs_stays_exact():
+    rng = np.random.default_rng(0)
+    outs, lses = rng.normal(size=(4, 1, 2, 4, 8)), 40 + rng.normal(size=(4, 1, 2, 4))
+    outs = jnp.asarray(outs, jnp.bfloat16)
+
+    def local(out, lse):
+        return combine(out[0], lse[0], "context")
+
+    specs = jax.P("context"), jax.P("context")
+    whole = split.sharded(local, 4, specs, jax.P())
+    out, lse = jax.jit(whole)(outs, jnp.asarray(lses, jnp.float32))
+    weights = np.exp(lses - lses.max(0))
+    right = (weights[..., None] * np.asarray(outs, np.float64)).sum(0)
+    right /= weights.sum(0)[..., None]
+    np.testing.assert_allclose(lse, lses.max(0) + np.log(weights.sum(0)), rtol=1e-6)
+    # Rounded once.
+    np.testing.assert_allclose(np.asarray(out, np.float64), right, rtol=2**-8)

@@ -4,9 +4,10 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from split import SPLIT, sharded
+from split import SPLIT, ring_over, sharded
 
 import jaxcomm
 from jaxcomm.attention import combine, document_layout, relayout
@@ -63,3 +64,19 @@ def test_gradients_travel_by_the_lane_and_the_backend_of_the_call(name, says):
     calls = re.findall(r"lane=(.*?), backend=(.*?)[,)]", text)
     assert len(calls) > 1
     assert set(calls) == {(repr(chosen["lane"]), "'xla'")}
+
+
+@pytest.mark.parametrize("strategy", ["ring", "ulysses"])
+def test_no_infinity_is_kept_for_rows_that_see_nothing(strategy):
+    """Outside of ``jax.jit``, where ``jax_debug_infs`` looks at all that is kept."""
+    x = jnp.ones((1, 8, 2, 4))
+    mask = np.arange(8)[:, None] > 1
+
+    def loss(x):
+        return jaxcomm.dot_product_attention(
+            x, x, x, mask=mask, axis_name="context", mesh=ring_over(2),
+            query_seq_lengths=5, strategy=strategy,
+        ).sum()  # fmt: skip
+
+    with jax.debug_infs(True):
+        assert jnp.isfinite(jax.grad(loss)(x)).all()

@@ -56,7 +56,7 @@ OPTIONS = {
         is_causal=True, query_lengths=np.array([30, 37]), key_lengths=np.array([3, 37])
     ),
     "sinks of empty rows": dense.Options(
-        window=(2, 0), query_ids=_documents(3), sinks=_normal(HEADS)
+        window=(2, 0), query_ids=_documents(3), sinks=_normal(HEADS).at[1].set(-np.inf)
     ),
     "bias": dense.Options(is_causal=True, bias=_normal(BATCH, HEADS, TOKENS, TOKENS)),
     "bias of rows": dense.Options(
@@ -257,3 +257,41 @@ def test_the_bits_of_dropout_are_as_good_as_random():
     for other in (shifted, diagonal, np.roll(centred, 1, 0)):
         correlation = (centred * other).mean() / 0.21
         assert abs(correlation) < 5 / kept.size**0.5
+
+
+@pytest.fixture(scope="module")
+def with_a_mean():
+    """Inputs in [0, 1) of bfloat16, and how wrong ``jax.nn`` is in ``grad_query``."""
+    rng = np.random.default_rng(0)
+    shape = (1, 256, 4, 32)
+    *arrays, grad = (jnp.asarray(rng.random(shape), jnp.bfloat16) for _ in range(4))
+    grads = grad, np.zeros(shape[:3], np.float32)
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn wants it.
+        found = split.results(jax.nn.dot_product_attention, arrays, grad)[1]
+    return arrays, grads, _error(found, dense.attention(*arrays, split.PLAIN, grads))
+
+
+def _error(found, expected):
+    found, right = np.asarray(found, np.float64), expected.grad_query
+    return np.abs(found - right).max() / np.abs(right).max()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("ring", split.PLAIN),
+        ("all_gather", split.PLAIN),
+        ("ulysses", split.PLAIN),
+        # As much as all keys of a row.
+        ("ulysses", dense.Options(sinks=jnp.full(4, 8.5, jnp.float32))),
+    ],
+)
+def test_gradients_of_numbers_with_a_mean_are_as_good_as_those_of_jax_nn(
+    with_a_mean, strategy, options
+):
+    """The rounding of the output would be added up by all keys."""
+    arrays, grads, limit = with_a_mean
+    how = {"size": 4, "strategy": strategy, "return_residual": False}
+    found = split.attend(*arrays, options, grads, **how)
+    expected = dense.attention(*arrays, options, grads)
+    assert _error(found.grad_query, expected) <= limit < 0.03

@@ -165,6 +165,7 @@ class BlockKernel(Kernel):
     """
 
     by_blocks = True
+    rounds = True
 
     @abc.abstractmethod
     def attend(self, hop: Hop, block: Block, query, key, value) -> tuple[Any, Any]:

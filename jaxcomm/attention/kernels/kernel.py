@@ -162,6 +162,19 @@ def sum_dtype(dtype):
     return jnp.dtype("float64" if jnp.finfo(dtype).bits == 64 else "float32")
 
 
+def finite(lse):
+    """Return log-sum-exps with the least finite number where a row saw no key.
+
+    For what is kept: ``jax_debug_infs`` looks at it.
+    """
+    return jnp.maximum(lse, jnp.finfo(lse.dtype).min)
+
+
+def is_empty(lse):
+    """Say which rows saw no key, by their log-sum-exp, :func:`finite` or not."""
+    return lse <= jnp.finfo(lse.dtype).min
+
+
 def merge(out_a, lse_a, out_b, lse_b):
     """Merge two partial attentions of the same queries, without NaN for empty rows.
 
@@ -226,12 +239,15 @@ class Kernel(abc.ABC):
       by_blocks: whether it has no masks of positions, and computes one of
         ``hop.blocks``. A call whose hops are no such blocks is refused.
       by_runs: whether it also computes ``hop.runs``, where there are no blocks.
+      rounds: whether its output is rounded to the dtype of the queries. The sums of
+        ``grad_out * out`` are then of the rounded output.
     """
 
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
     by_blocks: ClassVar[bool] = False
     by_runs: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
 
     @abc.abstractmethod
     def why_not(self, hop: Hop) -> str | None:

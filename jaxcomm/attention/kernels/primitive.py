@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved, is_empty
 from jaxcomm.attention.kernels.selection import SCOPE, select, unpacked
 from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
 from jaxcomm.attention.mask import Coordinates, promotes_ranks
@@ -58,7 +58,7 @@ def hop_backward(hop: Hop, saved: Saved, total=None) -> Grads:
       Gradients in ``hop.sum_dtype``.
     """
     # So that exp(score - lse) is 0 for rows that see no key.
-    lse = jnp.where(jnp.isneginf(saved.lse), jnp.inf, saved.lse)
+    lse = jnp.where(is_empty(saved.lse), jnp.inf, saved.lse)
     leaves, tree = jax.tree.flatten((hop, saved._replace(lse=lse), total))
     found = iter(hop_backward_p.bind(*leaves, tree=tree))
     return Grads(*(None if x is None else next(found) for x in _with_grads(hop)))

@@ -136,7 +136,18 @@ def select(hop: Hop) -> Kernel:
     raise _refusal(refused)
 
 
-def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
+def may_round(hop: Hop) -> bool:
+    """Say whether a kernel that rounds its output may compute a hop.
+
+    It goes by the options alone, and by whether there is a GPU.
+    """
+    return gpus.are_of_mesh() and any(
+        kernel.rounds and _option_lacking(kernel, hop) is None for kernel in hop.kernels
+    )
+
+
+def _option_lacking(kernel: Kernel, hop: Hop) -> str | None:
+    """Return the first option of a hop that a kernel does not honour."""
     given = {
         "segment_ids": hop.queries.segment_ids,
         "bias": hop.bias,
@@ -146,7 +157,14 @@ def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
     }
     for option, value in given.items():
         if value is not None and option not in kernel.options:
-            return f"it is used without {OPTIONS[option]}"
+            return option
+    return None
+
+
+def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
+    lacking = _option_lacking(kernel, hop)
+    if lacking is not None:
+        return f"it is used without {OPTIONS[lacking]}"
     reason = kernel.why_not(hop)
     if not (reason is None or (isinstance(reason, str) and reason)):
         raise TypeError(

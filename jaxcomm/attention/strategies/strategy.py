@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
+from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.permutation import poison_unless
@@ -173,6 +174,43 @@ class AttentionCall:
     def rank(self):
         """Return the index of this rank."""
         return jax.lax.axis_index(self.axis_name)
+
+
+def rounded(call: AttentionCall, inputs: Inputs, out):
+    """Round an output to the dtype of the queries.
+
+    Returns:
+      The output, and what rounding took from it in the same dtype; or None for that,
+      where nothing was taken or a kernel has rounded before.
+    """
+    dtype = inputs.query.dtype
+    if out.dtype == dtype:
+        return out, None
+    hop = call.hop.replace(
+        bias=inputs.bias, slopes=inputs.slopes, seeds=inputs.seeds,
+        queries=Coordinates(None, inputs.query_ids),
+    )  # fmt: skip
+    found = out.astype(dtype)
+    if may_round(hop):
+        return found, None
+    return found, (out - found.astype(out.dtype)).astype(dtype)
+
+
+def inner(grad_out, out, lost, dtype):
+    """Return the sums of ``grad_out * out`` over V, of an output before rounding.
+
+    The gradient of a score is small where those of a row's scores are alike: it is the
+    difference of two numbers that are not. A rounded output has errors in one of them,
+    which all keys of the row get, and which the gradient of the query adds up.
+
+    Args:
+      out, lost: what :func:`rounded` returned.
+      dtype: of sums.
+    """
+    grad_out, out = grad_out.astype(dtype), out.astype(dtype)
+    if lost is not None:
+        out += lost.astype(dtype)
+    return (grad_out * out).sum(-1)
 
 
 class Cost(NamedTuple):

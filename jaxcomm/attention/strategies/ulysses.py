@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.kernels.kernel import Grads
+from jaxcomm.attention.kernels.kernel import Grads, finite, is_empty
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.strategies.hops import own_hop
 from jaxcomm.attention.strategies.ring import Ring
@@ -19,6 +19,9 @@ from jaxcomm.attention.strategies.strategy import (
     Problem,
     Saved,
     Strategy,
+    inner,
+    keep,
+    rounded,
 )
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
@@ -111,18 +114,23 @@ class Ulysses(Strategy):
         group.key_heads = inputs.key.shape[2]
         group.bias_shape = getattr(inputs.bias, "shape", None)
         (out, lse), kept = group.ring.forward(group.call, group.sort(there))
-        out, lse = group.sort_back((out, lse))
         # The same rounding as at the end: it happens before the way home.
-        out = out.astype(inputs.query.dtype)
-        return exchange.to_tokens((out, lse)), (kept, group)
+        out, lost = rounded(call, inputs, out)
+        lost = keep(None if lost is None else (lost, finite(lse)))
+        out, lse = group.sort_back((out, lse))
+        return exchange.to_tokens((out, lse)), (kept, lost, group)
 
     def backward(self, call, kept, saved):
-        kept, group = kept
+        kept, lost, group = kept
         exchange = _HeadExchange(call, self.width, saved.grad_out.shape[2])
-        saved_there = Saved(*group.sort_tokens(exchange.to_heads(saved)))
-        found = group.sort_grads_back(
-            group.ring.backward(group.call, kept, saved_there)
-        )
+        there = Saved(*group.sort_tokens(exchange.to_heads(saved)))
+        if lost is not None:
+            lost, lse = lost
+            # Sinks have made the weights smaller since.
+            share = jnp.where(is_empty(lse), 0, jnp.exp(lse - there.lse))
+            more = inner(there.grad_out, lost, None, lse.dtype)
+            there = there._replace(delta=there.delta + share * more)
+        found = group.sort_grads_back(group.ring.backward(group.call, kept, there))
         dtype = saved.grad_out.dtype
         block = (found.key, found.value)
         if not exchange.repeats(group.key_heads):

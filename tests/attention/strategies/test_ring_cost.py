@@ -60,7 +60,9 @@ def test_the_last_block_is_kept_for_the_backward_pass_in_place_of_the_own():
     kept = [x for x in jax.tree.leaves(transpose) if x.ndim > 1]
     lse = 4 * math.prod(query.shape[:3])
     assert sum(x.nbytes for x in kept) == lse + sum(
-        x.nbytes for x in (query, key, value, out)
+        # Beside the output, what rounding took from it.
+        x.nbytes
+        for x in (query, key, value, out, out)
     )
 
 
