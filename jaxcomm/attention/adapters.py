@@ -40,13 +40,14 @@ def attention_fn(
       is_causal: whether a token sees only positions up to its own. A causal mask made
         of one rank's tokens would be wrong.
       options: of ``ring_attention``. ``bias``, ``mask`` and dropout are no options: the
-        layer passes them to the function.
+        layer passes them to the function. Nor is ``return_residual``: the layer takes
+        one array.
 
     Returns:
       A function of query, key and value, and of what flax passes.
 
     Raises:
-      TypeError: an option is one that the layer passes.
+      TypeError: an option is one that the layer passes, or ``return_residual``.
 
     >>> def apply(layer, params, x, tokens):  # flax.linen, inside shard_map
     ...     attend = attention_fn("context", tokens, is_causal=True)
@@ -59,6 +60,11 @@ def attention_fn(
                 "the function that attention_fn returns. Set dropout in the layer. For "
                 "a bias or mask, wrap that function."
             )
+    if "return_residual" in options:
+        raise TypeError(
+            "attention_fn: return_residual is no option, because the layer takes one "
+            "array. For the log-sum-exp call jaxcomm.ring_attention."
+        )
     always = is_causal
 
     def attend(

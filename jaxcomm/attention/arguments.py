@@ -150,6 +150,32 @@ def check_are_local(what: str, **arrays) -> None:
             )
 
 
+def check_are_split(what: str, axes: tuple, **arrays) -> None:
+    """Raise ValueError if types say that ranks hold equal keys or values.
+
+    Each would be seen once for each rank.
+    """
+    if not compat.checks_varying_axes():
+        return
+    for name, x in arrays.items():
+        varying = compat.varying_axes(x)
+        lacking = [
+            axis
+            for axis in axes
+            if axis in jax.sharding.get_abstract_mesh().manual_axes
+            and axis not in varying
+            and jax.lax.axis_size(axis) > 1
+        ]
+        if lacking:
+            raise ValueError(
+                f"{what}: {name} is equal on all ranks of {lacking}, by its type "
+                f"{jax.typeof(x)}, so each of its tokens would count once for each "
+                f"rank. Split its tokens over {axes} by in_specs of jax.shard_map, or "
+                "attend on one device. If every rank is to have a copy of its own, "
+                f"pass jaxcomm.pcast({name}, {axes}, to='varying')."
+            )
+
+
 def check_arrays(what: str, query, key, value) -> None:
     """Check shapes and dtypes of the arrays.
 

@@ -116,7 +116,8 @@ def dot_product_attention(
         key, as in ``ring_attention``.
       axis_name: the mesh axis, or tuple of axes, to split the tokens over.
       batch_axes: the mesh axis, or tuple of axes, that splits the batch. If None, the
-        Explicit axes by which the type of ``query`` splits it.
+        Explicit axes by which the type of ``query`` splits it. They all compute a batch
+        of one sequence.
       head_axes: the same of the heads. Key heads that these axes do not divide are
         repeated until they do.
       mesh: the mesh. If None, that of ``jax.set_mesh``.

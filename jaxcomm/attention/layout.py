@@ -290,8 +290,8 @@ class Tokens:
         """
         if not hasattr(self.positions, "shape"):
             raise TypeError(
-                "Tokens.is_padding: these tokens have no positions. Take what "
-                "layout.reorder returned."
+                "Tokens.is_padding: these tokens have no positions. Pass a "
+                "batch through layout.reorder, whose tokens have them."
             )
         is_added = self.positions < 0
         return (

@@ -82,6 +82,8 @@ class Split:
         batch = _named(batch_axes, typed[0], "batch_axes", mesh)
         heads = _named(head_axes, typed[1], "head_axes", mesh)
         named = (*tokens, *batch, *heads)
+        if query.ndim == 4 and len(query) == 1:
+            batch = ()  # As where the parameters of a model are made.
         twice = sorted({axis for axis in named if named.count(axis) > 1})
         if twice:
             raise ValueError(
@@ -118,14 +120,14 @@ class Split:
                 f"{_NAME}: batch_axes={self.batch}, and query of shape {query.shape} "
                 "has no batch. Pass 4 dimensions."
             )
-        for axes, what, count in (
-            (self.batch, "batch_axes", query.shape[0]),
-            (self.heads, "head_axes", query.shape[-2]),
+        for axes, what, count, remedy in (
+            (self.batch, "batch_axes", query.shape[0], "Pad the batch, or pass one"),
+            (self.heads, "head_axes", query.shape[-2], "Name axes that do"),
         ):
             if count % self.size(axes):
                 raise ValueError(
                     f"{_NAME}: {what}={axes} are {self.size(axes)} devices, which do "
-                    f"not divide {count} in query of shape {query.shape}."
+                    f"not divide {count} in query of shape {query.shape}. {remedy}."
                 )
 
 

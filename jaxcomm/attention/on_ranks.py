@@ -163,6 +163,9 @@ def attend_on_ranks(
     arguments.check_arrays(what, **of_tokens)
     arguments.check_are_local(what, **of_tokens)
     # Collectives of the backward pass travel by the same: see differentiate.py.
+    arguments.check_are_split(
+        what, named.axes, key=of_tokens["key"], value=of_tokens["value"]
+    )
     with SCOPE(named.scope):
         queries = _held(tokens, arrays.query, axis_name, what, "query", "tokens")
         keys = None

@@ -155,12 +155,15 @@ def test_a_mesh_may_have_axes_of_both_types(kinds, tokens):
 
 
 # More are in support/refusals.py.
-REFUSED = [
+REFUSED: list = [
     ({"batch_axes": "data"}, r"\['model'\], and nothing says what they split"),
     ({"batch_axes": "dta", "head_axes": "model"}, "has no axis 'dta'"),
     ({"batch_axes": ("data", "model"), "head_axes": "model"}, "'model' twice"),
     ({"batch_axes": "data", "head_axes": "model", "heads": 3}, "do not divide 3"),
-    ({"batch_axes": "data", "head_axes": "model", "batch": 3}, "do not divide 3"),
+    (
+        {"batch_axes": "data", "head_axes": "model", "batch": 3},
+        "do not divide 3 .* Pad the batch, or pass one",
+    ),
     ({"batch_axes": "data", "head_axes": "model", "batch": None}, "has no batch"),
 ]
 
@@ -271,6 +274,19 @@ def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
     )  # fmt: skip
     expected = jax.nn.dot_product_attention(x, x, x, mask=sees[None, None, None])
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_a_batch_of_one_is_a_copy_on_the_axes_of_batches(kind):
+    """As layers get it that make their parameters."""
+    *arrays, (grad, _) = split.inputs((1, 8, 2, 4))
+    with jax.set_mesh(mesh_of((2, 2, 2), kind)):
+        attend = functools.partial(
+            jaxcomm.dot_product_attention, axis_name="context", batch_axes="data",
+            head_axes="model",
+        )  # fmt: skip
+        found = split.results(attend, arrays, grad)
+    split.assert_results(found, arrays, grad, split.PLAIN)
 
 
 def test_a_batch_may_be_empty():

@@ -188,8 +188,17 @@ def _of_attention():
         given = jax.ShapeDtypeStruct((2, 8, 2, 4), jnp.float32, sharding=split)
         jax.jit(program).trace(given)
 
+    def of_keys_on_all_ranks(name):
+        def local(query, key):
+            keys = {"key": query[:, :2], "value": query[:, :2]} | {name: key}
+            return ring_attention(query, **keys, axis_name="context", tokens=PLAIN)
+
+        on_four(local, x(1, 8, 2, 4), x(1, 2, 2, 4), specs=(SPLIT, jax.P()))
+
     one = x(1, 8, 2, 4)
     yield from (
+        *((f"a `{name}` that is equal on all ranks, under `check_vma`",
+           functools.partial(of_keys_on_all_ranks, name)) for name in ("key", "value")),
         ("`strategy='usp'` with one key head on one axis",
          lambda: attend(one, x(1, 8, 1, 4), strategy="usp")),
         ("traced segment ids of int64", of_wide_ids, TypeError),
@@ -339,6 +348,8 @@ def _of_others():
                 lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
                 one)),
         )),
+        ("attention_fn", "`return_residual`",
+         lambda: attention_fn("context", PLAIN, return_residual=True), TypeError),
         ("attention_fn", "`precision`", of_flax(precision="highest")),
         *(("attention_fn", f"`{name}` as an option",
            functools.partial(attention_fn, "context", PLAIN, **{name: None}), TypeError)
