@@ -119,12 +119,15 @@ void CallSite::SetShapes(std::vector<Leaf> operands, std::vector<Leaf> results) 
   AppendLeaves(operands_, &text);
   text += "->";
   AppendLeaves(results_, &text);
+  text += attributes_.part_of;
   signature_ = Fnv1a(text);  // the same on all processes
   std::string shapes;
   AppendLeaves(operands_, &shapes);
   label_ =
       std::make_shared<const std::string>(StrCat(attributes_.name, "(", shapes, ")"));
   description_ = *label_;
+  // Early: messages between processes are cut.
+  if (!attributes_.part_of.empty()) description_ += " of " + attributes_.part_of;
   // Two permutations differ only in their parameters.
   if (!attributes_.params.empty() && attributes_.params.size() <= kMostParams) {
     description_ += " with parameters [";

@@ -41,6 +41,9 @@ class CallSite {
     int64_t program = 0;  // the same for all call sites of one program
     ReduceOp reduce = ReduceOp::kSum;
     std::vector<int64_t> params;
+    // What the call is a part of, with all that ranks must agree on:
+    // "ring_attention(scale=0.5)". Empty of a call by itself.
+    std::string part_of = {};
   };
 
   // `collective` must live longer.
@@ -68,8 +71,8 @@ class CallSite {
   const std::vector<Leaf>& results() const { return results_; }
   int64_t operand_bytes() const { return operand_bytes_; }
 
-  // Equal on two ranks exactly when collective, reduction, parameters, shapes
-  // and dtypes are.
+  // Equal on two ranks exactly when collective, reduction, parameters, shapes, dtypes
+  // and what the call is a part of are.
   uint64_t signature() const { return signature_; }
   // In the OperationTable; 0 without shapes.
   uint32_t operation() const { return operation_; }
@@ -78,7 +81,8 @@ class CallSite {
   // ToString(), for messages about a call that may outlive its program. Null without
   // shapes.
   const std::shared_ptr<const std::string>& label() const { return label_; }
-  // "psum(float32[4,8], int32[]) over axes ('i',)"; empty without shapes.
+  // "psum(float32[4,8], int32[]) of ring_attention(scale=0.5) over axes ('i',)". Empty
+  // without shapes.
   const std::string& description() const { return description_; }
 
   // Makes the plan for a group of `size` ranks. `operands_of`: null unless the plan

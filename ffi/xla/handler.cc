@@ -92,12 +92,10 @@ class Arrival {
   PointerList<void, 16> results_;
 };
 
-ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
-                                                    std::string_view name,
-                                                    std::string_view axes, int64_t key,
-                                                    int64_t program,
-                                                    std::string_view reduce,
-                                                    ffi::Span<const int64_t> params) {
+ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(
+    std::string_view collective, std::string_view name, std::string_view axes,
+    int64_t key, int64_t program, std::string_view reduce,
+    ffi::Span<const int64_t> params, std::string_view part_of) {
   const std::optional<ReduceOp> op = ParseReduceOp(reduce);
   if (!op.has_value()) {
     return ffi::Unexpected(InvalidArgument("unknown reduction '", reduce, "'"));
@@ -106,14 +104,14 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(std::string_view collective,
   if (known == nullptr) {
     return ffi::Unexpected(InvalidArgument("unknown collective '", collective, "'"));
   }
-  return std::make_unique<CallSite>(
-      CallSite::Attributes{std::string(name),
-                           std::string(axes),
-                           key,
-                           program,
-                           *op,
-                           {params.begin(), params.end()}},
-      *known);
+  return std::make_unique<CallSite>(CallSite::Attributes{std::string(name),
+                                                         std::string(axes),
+                                                         key,
+                                                         program,
+                                                         *op,
+                                                         {params.begin(), params.end()},
+                                                         std::string(part_of)},
+                                    *known);
 }
 
 ffi::Future Execute(CallSite* site, ffi::RunId run_id, int32_t device_id,
@@ -175,7 +173,8 @@ XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
                            .Attr<int64_t>("key")
                            .Attr<int64_t>("program")
                            .Attr<std::string_view>("reduce")
-                           .Attr<ffi::Span<const int64_t>>("params"));
+                           .Attr<ffi::Span<const int64_t>>("params")
+                           .Attr<std::string_view>("part_of"));
 
 XLA_FFI_DEFINE_HANDLER(kExecute, Execute, BindExecute());
 XLA_FFI_DEFINE_HANDLER(kDone, Done, BindExecute());

@@ -1,5 +1,6 @@
 """Attend inside shard_map: what both public functions have in common."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,10 +22,10 @@ from jaxcomm.attention.strategies.strategy import (
     Problem,
     Saved,
     Strategy,
-    keep,
     inner,
-)
+    keep,
     rounded,
+)
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
@@ -162,10 +163,10 @@ def attend_on_ranks(
     arrays = arrays._replace(**of_tokens)
     arguments.check_arrays(what, **of_tokens)
     arguments.check_are_local(what, **of_tokens)
-    # Collectives of the backward pass travel by the same: see differentiate.py.
     arguments.check_are_split(
         what, named.axes, key=of_tokens["key"], value=of_tokens["value"]
     )
+    # Collectives of the backward pass travel by the same: see differentiate.py.
     with SCOPE(named.scope):
         queries = _held(tokens, arrays.query, axis_name, what, "query", "tokens")
         keys = None
@@ -186,7 +187,7 @@ def attend_on_ranks(
             query_ids=_with_padding(inputs.query_ids, inputs.query_layout, rank),
             key_ids=_with_padding(inputs.key_ids, inputs.key_layout, rank),
         )
-        call = _call(options, problem, inputs, axis_name, named, keys is None)
+        call = _call(options, problem, inputs, sinks, axis_name, named, keys is None)
         is_right = all_are_right(queries, keys, axis_name, what)
         everything = _vary_alike((inputs, sinks, is_right), named)
         out, residual = attend(call, *everything)
@@ -307,28 +308,64 @@ def _call(
     options: AttentionOptions,
     problem: Problem,
     inputs: Inputs,
+    sinks,
     axis_name,
     named,
     is_self: bool,
 ) -> AttentionCall:
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
+    hop = Hop(
+        scale=problem.head_size**-0.5 if scale is None else scale,
+        mask=problem.mask,
+        soft_cap=options.soft_cap,
+        dropout_rate=options.dropout_rate,
+        has_residual=options.has_residual,
+        kernels=options.kernels,
+    )
+    strategy = _strategy_of(options, problem)
+    asked = _asked(options.what, hop, strategy, inputs, sinks)
     return AttentionCall(
         axis_name=axis_name,
         size=problem.size,
-        hop=Hop(
-            scale=problem.head_size**-0.5 if scale is None else scale,
-            mask=problem.mask,
-            soft_cap=options.soft_cap,
-            dropout_rate=options.dropout_rate,
-            has_residual=options.has_residual,
-            kernels=options.kernels,
-        ),
-        strategy=_strategy_of(options, problem),
-        scope=named.scope,
+        hop=hop,
+        strategy=strategy,
+        scope=dataclasses.replace(named.scope, part_of=asked),
         bias_dtype=None if bias is None else bias.dtype.name,
         is_self=is_self,
     )
+
+
+def _asked(what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks) -> str:
+    """Return a call with what all ranks must have asked for, to be compared.
+
+    Options by their effect: a window that reaches the first key is none. The same on
+    every process: no object is in it but numbers and names.
+    """
+    mask, of_strategy = hop.mask, getattr(strategy, "__dataclass_fields__", ())
+    has_window = mask.left is not None or mask.right not in (0, None)
+    arrays = {
+        "documents": inputs.query_ids, "bias": inputs.bias, "sinks": sinks,
+        "alibi_slopes": inputs.slopes,
+    }  # fmt: skip
+    numbers = {name: getattr(strategy, name) for name in of_strategy}
+    asked: dict[str, Any] = {
+        "scale": hop.scale,
+        "is_causal": mask.right == 0 or None,
+        "local_window_size": (mask.left, mask.right) if has_window else None,
+        "logits_soft_cap": hop.soft_cap,
+        "dropout_rate": hop.dropout_rate or None,
+        **{name: True for name, x in arrays.items() if x is not None},
+        "strategy": strategy.name,
+        **{name: x for name, x in numbers.items() if isinstance(x, (int, str))},
+        "length": mask.query_length,
+        "schedule": inputs.query_layout.schedule.name,
+    }
+    if inputs.key_layout != inputs.query_layout:
+        asked["key_length"] = mask.key_length
+        asked["key_schedule"] = inputs.key_layout.schedule.name
+    found = (f"{name}={x!r}" for name, x in asked.items() if x is not None)
+    return f"{what}({', '.join(found)})"
 
 
 def _strategy_of(options: AttentionOptions, problem: Problem) -> Strategy:

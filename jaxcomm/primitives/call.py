@@ -25,11 +25,16 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """What :func:`jaxcomm.using` chooses; None for what it leaves open."""
+    """What :func:`jaxcomm.using` chooses; None for what it leaves open.
+
+    Attributes:
+      part_of: what the calls of the scope are a part of, as in :class:`Call`.
+    """
 
     backend: str | None = None
     lane: str | None = None
     reproducible: bool = False
+    part_of: str = ""
 
 
 # Part of the keys of JAX's tracing and compilation caches: a jitted function that is
@@ -81,6 +86,7 @@ def using(
         outer.backend if backend is None else backend,
         outer.lane if lane is None else lane,
         chosen_reproducible(reproducible, "using"),
+        outer.part_of,
     )
     with SCOPE(scope):
         yield
@@ -113,6 +119,8 @@ class Call:
       lane: the lane to use. None for the default lane.
       backend: the backend to use. None for the one that lowering finds.
       reproducible: whether bits must not depend on the number of ranks.
+      part_of: the function that the call is a part of, with the options that all ranks
+        must have alike: ranks compare this text. Empty of a call by itself.
     """
 
     name: str
@@ -123,11 +131,12 @@ class Call:
     lane: str | None = None
     backend: str | None = None
     reproducible: bool = False
+    part_of: str = ""
 
     @property
     def scope(self) -> Scope:
         """The scope in which other calls are carried as this one is."""
-        return Scope(self.backend, self.lane, self.reproducible)
+        return Scope(self.backend, self.lane, self.reproducible, self.part_of)
 
     @property
     def is_portable(self) -> bool:
@@ -302,7 +311,10 @@ def call_of(
         backend = "xla"  # So that the program is portable, see collective.py.
     lane = scope.lane if lane is None else lane
     is_reproducible = chosen_reproducible(reproducible, name)
-    call = Call(name, axes, lane=lane, backend=backend, reproducible=is_reproducible)
+    call = Call(
+        name, axes, lane=lane, backend=backend, reproducible=is_reproducible,
+        part_of=scope.part_of,
+    )  # fmt: skip
     if axis_index_groups is None:
         return call
     return call.replace(index_groups=_index_groups(axis_index_groups, call))

@@ -282,6 +282,7 @@ def _custom_call(
             program=_program(ctx, comm.key),
             reduce=own.get("op", "sum"),
             params=np.asarray(params, dtype=np.int64),
+            part_of=call.part_of,
         )
 
 

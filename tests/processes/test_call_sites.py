@@ -130,3 +130,37 @@ def lowered_text(here, mesh):
 def test_every_process_lowers_the_same_text(team):
     digests = team.call(lowered_text, at=(3, 2, (3, 2), ("a", "b")))
     assert digests == [digests[0]] * 3 + [None]
+
+
+def options_of_attention(here, mesh):
+    x = here.put(mesh, np.ones((2, 1, 2, 2, 4), np.float32))
+    layout = jaxcomm.Layout("contiguous", 2, 4)
+
+    def attend(scale, strategy):
+        def local(x):
+            return jaxcomm.ring_attention(
+                x, x, x, "i", layout, scale=scale, strategy=strategy
+            )
+
+        return here.program(mesh, local)
+
+    texts = []
+    for strategy in ("ring", "all_gather", "ulysses"):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError)) as caught:
+            here.mine(attend((0.5, 0.25)[here.process], strategy)(x))
+        texts.append(str(caught.value))
+        jaxcomm.finalize()
+    same = attend(0.5, "ring")
+    here.identical(mesh, here.mine(same(x)), np.ones(x.shape, np.float32))
+    text = same.lower(x).as_text()
+    return texts, hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_options_of_attention_that_differ_raise_on_every_process(team):
+    """Nothing that is sent shows them; programs of equal ones have one text."""
+    found = team.call(options_of_attention, at=(2, 1))[:2]
+    for texts, _ in found:
+        for text in texts:
+            assert "of ring_attention(scale=0.5" in text
+            assert "of ring_attention(scale=0.25" in text
+    assert found[0][1] == found[1][1]
