@@ -1,6 +1,7 @@
 """Several processes over NCCL: the same results, and who is told of a failure."""
 
 import jax
+import numpy as np
 import pytest
 import waiting
 from stand_in import StandIn
@@ -55,6 +56,31 @@ def one_loses_the_mesh_s_own(here):
 
 def test_the_first_gives_out_an_id_where_only_another_needs_one(team):
     assert team.call(one_loses_the_mesh_s_own) == [2, 2]
+
+
+def one_shrinks_its_own(here):
+    """Process 0 shrinks a mesh of itself; then both the one that they share."""
+    mesh, x = here.mesh(2, 2), here.values("int32", (4, 3), 0)
+    run = here.program(mesh, lambda x: jaxcomm.psum(x, "i"))
+    total = np.broadcast_to(x.sum(0, np.int32), x.shape)
+    here.identical(mesh, here.mine(run(here.put(mesh, x))), total)
+    (shared,) = jaxcomm.communicators()
+    if here.process == 0:
+        alone = here.mesh(1, 2)
+        (own,) = jaxcomm.init(alone)
+        assert jaxcomm.shrink(alone, "i") is alone
+        # All of a process fail together. Only what needs nobody else is made again.
+        assert own.closed
+        assert [each.key for each in jaxcomm.communicators()] == [own.key]
+    here.meet("process 0 has closed all")
+    assert shared.closed == (here.process == 0)
+    assert jaxcomm.shrink(mesh, "i") is mesh
+    assert shared.key in [each.key for each in jaxcomm.communicators()]
+    here.identical(mesh, here.mine(run(here.put(mesh, x))), total)
+
+
+def test_what_others_share_waits_until_they_shrink_too(team):
+    team.call(one_shrinks_its_own)
 
 
 PSUM = """
