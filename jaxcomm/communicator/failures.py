@@ -103,6 +103,8 @@ class FailureWatch:
         self._known = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
+        # Of the thread: what it tells in another attempt keeps its place.
+        self._counted, self._order = "", 0
 
     def watch(
         self,
@@ -195,12 +197,15 @@ class FailureWatch:
 
     def _publish(self, worlds, text):
         """Tell the other processes of some worlds, and watch these worlds no more."""
-        order = int(self.store.key_value_increment(f"{_FOLDER}-count", 1))
-        failure = dataclasses.asdict(Failure(order, self._process, text))
+        if self._counted != text:
+            self._order = int(self.store.key_value_increment(f"{_FOLDER}-count", 1))
+            self._counted = text
+        failure = dataclasses.asdict(Failure(self._order, self._process, text))
         for world in worlds:
             key = f"{_FOLDER}/{world}/{self._process}"
             entry = seal(self._process, failure)
             self.store.key_value_set(key, entry, allow_overwrite=True)
+        self._counted = ""
         self._forget(worlds)
         with self._changed:
             self._known = text

@@ -141,6 +141,30 @@ def test_of_two_that_fail_both_keep_their_own_and_the_rest_hear_of_the_first(
     assert [process.received for process in failed] == [[], []]
 
 
+def test_a_failure_that_is_told_in_a_second_attempt_is_still_the_first(
+    store, start, monkeypatch
+):
+    first = start(0, "w", interval=1000, give_up=waiting.HANG_SECONDS)
+    second = start(1, "w", interval=1000)
+    waiting.until(lambda: store.looks == 2, "their looks")
+    tell, attempts = store.key_value_set, []
+
+    def may_fail(key, text, allow_overwrite=False):
+        if key.endswith("w/0"):
+            attempts.append(text)
+            if not store.has("w/1"):
+                raise RuntimeError("UNAVAILABLE: failed to connect to all addresses")
+        tell(key, text, allow_overwrite)
+
+    monkeypatch.setattr(store, "key_value_set", may_fail)
+    first.own = "the first"
+    waiting.until(lambda: attempts, "an attempt")
+    second.own = "the second"
+    waiting.until(lambda: store.has("w/0"), "it is published")
+    third = start(2, "w")
+    assert third.hears() == ["process 0 failed first: the first"]
+
+
 @pytest.mark.parametrize("cleared", ["before", "after", "never"])
 def test_worlds_made_anew_know_nothing_of_old_failures(store, start, cleared):
     """Whether or not the extension still reports the old one."""
