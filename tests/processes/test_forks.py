@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm.communicator import shutdown
 
 pytestmark = pytest.mark.multiprocess
 
@@ -48,8 +49,12 @@ def forks(here, mesh):
         assert text.startswith("CommunicatorError: "), text
         assert forked in text, text
         assert "spawn" in text, text
-        text = in_child(lambda: (jaxcomm.finalize(), jaxcomm.communicators()))
-        assert text.startswith("returned"), text
+        text = in_child(lambda: jaxcomm.shrink(mesh, "i"))
+        assert text.startswith("CommunicatorError: shrink is called in process"), text
+        assert forked in text, text
+        for end in (jaxcomm.finalize, shutdown._at_exit):
+            text = in_child(lambda end=end: (end(), len(jaxcomm.communicators())))
+            assert text == "returned (None, 0)"
         assert in_child(lambda: os.execv("/bin/true", ["true"])) == ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
