@@ -34,6 +34,10 @@ are read when the package is imported, the others when a communicator is created
 ``JAXCOMM_ENDED``
     File that names processes that have ended, on any host. ``python -m jaxcomm.launch
     --elastic`` sets it.
+``JAXCOMM_ELASTIC``
+    1: processes go on when others end, as ``python -m jaxcomm.launch --elastic`` says.
+    jaxcomm raises where XLA's collectives would have to serve several processes in
+    place of its own, since survivors hang in them. Default: 0.
 """
 
 import os
@@ -115,6 +119,15 @@ def dump_dir() -> str | None:
 def ended_file() -> str | None:
     """Return the path of the file that names processes that have ended, if any does."""
     return os.environ.get("JAXCOMM_ENDED") or None
+
+
+def is_elastic() -> bool:
+    """Return whether processes of this job go on when others end.
+
+    Raises:
+      ValueError: if ``JAXCOMM_ELASTIC`` is neither 0 nor 1.
+    """
+    return _flag("JAXCOMM_ELASTIC", os.environ.get("JAXCOMM_ELASTIC") or "0")
 
 
 def is_in_range(value: float) -> bool:

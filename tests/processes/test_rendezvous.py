@@ -1,5 +1,7 @@
 """How processes find each other, and what they do where they share no memory."""
 
+import contextlib
+import io
 import itertools
 import types
 
@@ -78,21 +80,32 @@ def test_processes_belong_to_several_sets_at_a_time(team):
 def on_two_hosts(here):
     """Processes 2 and 3 believe themselves on another host."""
     mesh = here.mesh(4, 2, (2, 4), ("hosts", "devices"))
-    with pytest.MonkeyPatch.context() as patch:
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         if here.process >= 2:
             patch.setattr(hosts, "_boot_id", lambda: "another")
         jaxcomm.init(mesh, "devices", "hosts")
+        jaxcomm.init(mesh, "hosts", lanes="again")
         with pytest.raises(jaxcomm.CommunicatorError) as caught:
             jaxcomm.init(mesh, "hosts", lanes="other", backend="host")
+        patch.setenv("JAXCOMM_ELASTIC", "1")
+        with pytest.raises(jaxcomm.CommunicatorError, match="The job is elastic, and"):
+            jaxcomm.init(mesh, "hosts", lanes="other")
+        jaxcomm.init(mesh, "hosts", lanes="chosen", backend="xla")
     check_sum(here, mesh, ("devices",))
     check_sum(here, mesh, ("hosts",))
-    within, across = jaxcomm.communicators()
+    within, across, *_ = jaxcomm.communicators()
     assert (within.backend, within.transport) == ("host", "shared memory")
-    return across.transport, str(caught.value)
+    return across.transport, str(caught.value), said.getvalue()
 
 
 def test_groups_on_two_hosts_go_through_xla_and_those_on_one_through_memory(team):
-    for transport, refusal in team.call(on_two_hosts):
+    found = team.call(on_two_hosts)
+    first, *others = [said for _, _, said in found]
+    assert others == [""] * 3
+    assert first.startswith("jaxcomm: backend 'host' cannot join processes over axes")
+    assert first.count("\n") == first.count("XLA's collectives serve") == 1
+    for transport, refusal, _ in found:
         assert transport.startswith("xla: processes ")
         assert "are on 2 hosts" in transport
         assert "backend 'host' cannot join" in refusal

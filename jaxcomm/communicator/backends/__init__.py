@@ -5,6 +5,8 @@ arguments, on the environment, which must be the same everywhere, and on what al
 processes of the mesh published.
 """
 
+import sys
+
 import jax
 
 from jaxcomm import config
@@ -37,6 +39,8 @@ def register(backend: Backend) -> None:
 
 for _ours in (HostBackend(), NcclBackend()):
     register(AbsentBackend(_ours) if ABSENCE else _ours)
+# Why XLA had to serve in place of a backend, so far.
+_said: set[str] = set()
 _XLA = XlaBackend()
 register(_XLA)
 NAMES = tuple(BACKENDS)
@@ -53,6 +57,10 @@ def choose(
 
     Returns:
       The backend; and why it is XLA in place of the platform's own, else "".
+
+    Raises:
+      CommunicatorError: the backend that was chosen cannot serve; or the platform's own
+        cannot, and the job is elastic.
     """
     me = jax.process_index()
     if me not in processes_of(mesh):
@@ -157,5 +165,38 @@ def _by_platform(mesh: jax.sharding.Mesh, partition: Partition) -> tuple[Backend
     for each in BACKENDS.values():
         if platform in each.platforms:
             refusal = each.refusal(mesh, partition)
-            return (each, "") if refusal is None else (_XLA, refusal)
+            if refusal is None:
+                return each, ""
+            _fall_back(mesh, partition, each, refusal)
+            return _XLA, refusal
     return _XLA, ""
+
+
+def _fall_back(
+    mesh: jax.sharding.Mesh, partition: Partition, own: Backend, refusal: str
+) -> None:
+    """Say once for the job that XLA serves several processes in place of a backend.
+
+    Raises:
+      CommunicatorError: the job is elastic, and its survivors would hang.
+    """
+    processes = processes_of(mesh)
+    if len(processes) == 1:
+        return
+    where = (
+        f"backend {own.name!r} cannot join processes over axes {partition.axes}: "
+        f"{refusal}"
+    )
+    if config.is_elastic():
+        raise CommunicatorError(
+            f"{where}. The job is elastic, and in XLA's collectives survivors of a "
+            f"process that ends hang. Mend that, or choose backend='xla' yourself"
+        )
+    if refusal not in _said and jax.process_index() == processes[0]:
+        print(
+            f"jaxcomm: {where}. XLA's collectives serve, in which ranks hang if a "
+            f"process ends, or if they disagree",
+            file=sys.stderr,
+            flush=True,
+        )
+    _said.add(refusal)
