@@ -15,6 +15,7 @@ from language_model.settings import DemoError, Settings
 _VALIDATION_BATCHES = 4
 _PROMPT_BYTES = 64
 _GENERATED_BYTES = 256
+_MOST_LATE = 3
 
 
 class Training:
@@ -69,6 +70,8 @@ class Training:
         self.start = jax.tree.map(np.asarray, progress.state)
         self.state = self._before = processes.put(self.start, self._program.replicated)
         self._compiled = None
+        # How often in a row ranks failed, and nobody was lost.
+        self._late = 0
 
     def _make_program(self):
         settings = self.settings
@@ -112,14 +115,19 @@ class Training:
         if self.settings.elastic:
             self._before = self.state
         self.state = state
+        self._late = 0
         self.losses.append(float(loss))
         return self.losses[-1]
 
     def shrink(self, error: Exception) -> None:
         """Go on without processes that have ended, from the last step that all took.
 
+        If none has ended, a rank was late, and all go on. Or the program is wrong: then
+        nobody is lost again and again.
+
         Args:
-          error: raised by what failed. It is raised if no process was lost.
+          error: raised by what failed. It is raised if no process was lost, and no step
+            was taken since that happened some times.
 
         Raises:
           CommunicatorError: this process cannot go on.
@@ -127,11 +135,11 @@ class Training:
         while True:
             mesh = jaxcomm.shrink(self.mesh, "data")
             if mesh is self.mesh:
-                raise error
-            self.mesh, self._compiled = mesh, None
-            self.settings = dataclasses.replace(self.settings, data=mesh.shape["data"])
-            processes.go_on(mesh)
-            self._program = self._make_program()
+                self._late += 1
+                if self._late > _MOST_LATE:
+                    raise error
+            else:
+                self._move_to(mesh)
             try:
                 taken = self._program.smallest(len(self.losses))
             except step.FAILURES as another:
@@ -144,6 +152,12 @@ class Training:
             self.state = self._before
             self.checkpoints.forget_last()
         self.state = self._before = self._program.adopt(self.state)
+
+    def _move_to(self, mesh: jax.sharding.Mesh) -> None:
+        self.mesh, self._compiled = mesh, None
+        self.settings = dataclasses.replace(self.settings, data=mesh.shape["data"])
+        processes.go_on(mesh)
+        self._program = self._make_program()
 
     def reference_losses(self, count: int) -> list[float]:
         """Take the next ``count`` steps on one device, with ordinary attention."""

@@ -11,6 +11,7 @@ import numpy as np
 import jaxcomm
 
 AXES = "data", "context"
+MOST_LATE = 3  # failures in a row by which nobody is lost
 
 
 def make_step(mesh):
@@ -45,7 +46,7 @@ def put(mesh, array, *spec):
 def train(mesh):
     """Train on fewer and fewer rows of the mesh, if processes end."""
     jaxcomm.init(mesh, "data", AXES, policy=jaxcomm.CommPolicy(on_failure="poison"))
-    step, done, has_shrunk = make_step(mesh), 0, False
+    step, done, has_shrunk, late = make_step(mesh), 0, False, 0
     params = before = put(mesh, np.zeros((16, 16), np.float32))
     while done < 30:
         try:
@@ -59,14 +60,16 @@ def train(mesh):
             shape = 4 * mesh.shape["data"], 8, 16  # four sequences a row
             batch = np.random.default_rng(done).random(shape, np.float32)
             new, loss = jaxcomm.check(step(params, put(mesh, batch, *AXES)))
-            before, params, done = params, new, done + 1
+            before, params, done, late = params, new, done + 1, 0
             if done % 10 == 0 and jax.process_index() == 1:
                 print(f"step {done}: loss {loss:.4f}, {mesh.shape['data']} rows")
         except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError):
             smaller = jaxcomm.shrink(mesh, "data")
-            if smaller is mesh:
-                raise  # nobody was lost: it is another error
-            mesh, step, has_shrunk = smaller, make_step(smaller), True
+            if smaller is mesh and (late := late + 1) > MOST_LATE:
+                raise  # again and again nobody was lost: it is another error
+            if smaller is not mesh:
+                mesh, step = smaller, make_step(smaller)
+            has_shrunk = True
 
 
 def main():

@@ -128,7 +128,8 @@ def shrink(
       mesh, axis, timeout: as of :func:`survivors`.
 
     Returns:
-      The mesh itself if nothing is lost. Otherwise a smaller one.
+      The mesh itself if nothing is lost: then a rank was late, or the program failed by
+      itself. Take the step again, a few times at most. Otherwise a smaller mesh.
 
     Raises:
       TypeError, ValueError, CommunicatorError: as :func:`survivors`.

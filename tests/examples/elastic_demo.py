@@ -2,7 +2,8 @@
 
 Each moment is "process phase time call": when a process is in a phase (a function of
 Training, or jaxcomm.shrink) for the n-th time, it is killed at the call-th function of
-Python's that it calls there, or at the end of the phase.
+Python's that it calls there, or at the end of the phase. With "late" for the call it is
+not killed: it waits until others have raised, and are about to agree who is left.
 """
 
 import functools
@@ -10,7 +11,10 @@ import os
 import signal
 import sys
 
+import waiting
+
 import jaxcomm
+from jaxcomm.communicator import store
 from language_model import __main__ as demo
 from language_model.training import Training
 
@@ -48,11 +52,39 @@ def deadly(function, time, call):
     return run
 
 
+def late(function, time):
+    """Returns a function that begins too late the ``time``-th time."""
+    times = iter(range(1, time + 1))
+
+    @functools.wraps(function)
+    def run(*arguments, **options):
+        if next(times, None) == time:
+            waiting.until(others_agree, "others raise")
+        return function(*arguments, **options)
+
+    return run
+
+
+def others_agree():
+    entries = store.of_job((0,)).client.key_value_dir_get("jaxcomm/waiting")
+    return any(
+        "jaxcomm/survivors" in text and key.rpartition("/")[2] != ME
+        for key, text in entries
+    )
+
+
+if "late" in os.environ["KILLS"]:
+    # Long enough for what processes compile meanwhile.
+    seconds = 4 * waiting.EXPIRES_SECONDS
+    jaxcomm.init = functools.partial(jaxcomm.init, timeout=seconds)
 for kill in filter(None, os.environ["KILLS"].split(",")):
     process, phase, time, call = kill.split()
     if process == ME:
         owner = jaxcomm if phase == "shrink" else Training
-        made = deadly(getattr(owner, phase), int(time), int(call))
+        if call == "late":
+            made = late(getattr(owner, phase), int(time))
+        else:
+            made = deadly(getattr(owner, phase), int(time), int(call))
         setattr(owner, phase, made)
 
 shrink = Training.shrink

@@ -59,9 +59,13 @@ def undisturbed(folder, points, context):
     return training.losses
 
 
-def test_two_are_killed_process_0_too(folder):
-    losses, points = run(folder, ["2 advance 3 40", "0 save 2 60"], 1)
-    assert [rows for _, rows in points] == [3, 2]
+def test_two_are_killed_process_0_too_and_one_is_late_once(folder):
+    """Nobody is lost by the lateness. On a slow machine more ranks may be late."""
+    losses, points = run(
+        folder, ["2 advance 3 40", "0 save 2 60", "1 advance 2 late"], 1
+    )
+    rows = [rows for _, rows in points]
+    assert list(dict.fromkeys(rows)) == [4, 3, 2]
     assert losses == undisturbed(folder, points, 1)
 
 
