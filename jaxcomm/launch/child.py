@@ -104,6 +104,16 @@ def join(report=lambda news: None) -> None:
         given = signature.bind_partial(*arguments, **options).arguments
         given |= {key: ours[key] for key in ours if given.get(key) is None}
         given["cluster_detection_method"] = "deactivate"
+        address = given["coordinator_address"]
+        if address != ours["coordinator_address"]:
+            if is_elastic:
+                raise ValueError(
+                    f"jax.distributed.initialize: coordinator_address={address!r} was "
+                    f"asked for, and the launcher serves at "
+                    f"{ours['coordinator_address']!r}. Leave the argument out"
+                )
+            # Not where the launcher's variable says: nobody looks for it there.
+            given.setdefault("coordinator_bind_address", address)
         if is_elastic:
             with compat.jobs_store_served_elsewhere():
                 initialize(**given)
@@ -115,8 +125,18 @@ def join(report=lambda news: None) -> None:
         if os.getpid() == process and not jax.distributed.is_initialized():
             initialize_here()
 
+    os.register_at_fork(after_in_child=_let_sigterm_end)
     jax.distributed.initialize = initialize_here
     compat.around_start_of_devices(initialize_if_needed, lambda: report("ready"))
+
+
+def _let_sigterm_end():
+    """Let SIGTERM end a forked child, unless the program has a handler of its own.
+
+    JAX takes the signal for a notice, and the child would inherit that.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def script(path: str) -> tuple:

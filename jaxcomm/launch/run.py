@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import itertools
 import math
 import os
@@ -21,6 +22,9 @@ from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
 from jaxcomm.launch.signals import Signals
 
+# The driver of NVIDIA has a device for each of them.
+_GPUS = "/dev/nvidia[0-9]*"
+
 
 def run(options: Options) -> int:
     """Start the processes, again if they fail, and return the status of the run.
@@ -29,6 +33,7 @@ def run(options: Options) -> int:
     """
     try:
         with folder.of_run() as own:
+            _say_of_gpus(options)
             return _run(options, own)
     except (port.PortTaken, records.FolderRefused, SecretRefused) as error:
         _say(str(error))
@@ -36,6 +41,19 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:
         # After the last process, while a reader of the output takes its time.
         return 128 + signal.SIGINT
+
+
+def _say_of_gpus(options: Options) -> None:
+    """Say that there are GPUs, if nobody chose between them and the CPU."""
+    if options.platform or os.environ.get("JAX_PLATFORMS"):
+        return
+    count = len(glob.glob(_GPUS))
+    if count:
+        several = f"{count} GPUs" if count > 1 else "a GPU"
+        _say(
+            f"this host has {several}, and the processes use the CPU. --platform cuda "
+            "gives each process a GPU; --platform cpu says that you know"
+        )
 
 
 def _run(options: Options, own: pathlib.Path) -> int:

@@ -39,11 +39,38 @@ import jaxcomm, jax
 assert not jax.distributed.is_initialized()
 print("process", jax.numpy.zeros(1).dtype, jax.device_count(), jax.process_count())
 assert jax.distributed.is_initialized()
+
+# JAX takes SIGTERM for news. What is forked from the process does not.
+import warnings
+warnings.simplefilter("ignore")
+ready, tell_ready = os.pipe()
+if (pid := os.fork()) == 0:
+    os.write(tell_ready, b"x")
+    forever()
+os.read(ready, 1)
+os.kill(pid, signal.SIGTERM)
+ended = until(lambda: os.waitpid(pid, os.WNOHANG)[1], "the child's end")
+print("process that was forked ended by", os.WTERMSIG(ended))
 """,
         processes=1,
     )
     assert status == 0, err
-    assert results(out) == ["process float64 3 1"]
+    assert results(out) == ["process float64 3 1", "process that was forked ended by 15"]
+
+
+def test_a_program_may_choose_another_address_unless_the_launcher_serves(launch):
+    text = f"""
+import jax
+address = "127.0.0.1:{ports.free()}"
+jax.distributed.initialize(address, initialization_timeout=60)
+print("process", i, jax.process_count(), "at", address)
+"""
+    status, out, err = launch(text)
+    assert status == 0, err
+    assert len(results(out)) == 2
+    status, _, err = launch(text, elastic=True, processes=1)
+    assert status == 1
+    assert "asked for, and the launcher serves at 'unix:" in err
 
 
 def test_a_failure_under_jax_is_told_at_once(launch):

@@ -1,5 +1,6 @@
 import pytest
 
+from jaxcomm.launch import run
 from jaxcomm.launch.environment import of_process
 from jaxcomm.launch.options import Options
 
@@ -57,3 +58,22 @@ def test_what_is_asked_for_or_inherited_shows(given, expected):
     found = environment(**given)
     for name, value in (pair.split("=") for pair in expected.split()):
         assert str(found.get(name)) == value
+
+
+@pytest.mark.parametrize(
+    ("chosen", "asked", "is_told"),
+    [(None, {}, True), ("cpu", {}, False), (None, {"platform": "cpu"}, False)],
+)
+def test_who_chose_nothing_learns_of_the_gpus(
+    chosen, asked, is_told, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    if chosen:
+        monkeypatch.setenv("JAX_PLATFORMS", chosen)
+    for number in range(2):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(run, "_GPUS", f"{tmp_path}/nvidia[0-9]*")
+    run._say_of_gpus(Options(processes=1, script="x", **asked))
+    said = capfd.readouterr().err
+    assert ("this host has 2 GPUs, and the processes use the CPU" in said) == is_told
