@@ -128,10 +128,10 @@ def info_of(process: int, fields: object) -> Info:
       EntryError: it is none that jaxcomm writes.
     """
     match fields:
-        case [int(pid), int(start), str() | None, int(thread)]:
+        case [int(pid), int(start), str() | None as namespace, int(thread)]:
             ids = 0 < pid < 2**31 and 0 <= thread < 2**31
             if ids and 0 <= start < 2**63:
-                return Info(*fields)
+                return Info(pid, start, namespace, thread)
     raise not_ours(f"{folder()}/{process}", fields)
 
 

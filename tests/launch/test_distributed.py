@@ -55,7 +55,10 @@ print("process that was forked ended by", os.WTERMSIG(ended))
         processes=1,
     )
     assert status == 0, err
-    assert results(out) == ["process float64 3 1", "process that was forked ended by 15"]
+    assert results(out) == [
+        "process float64 3 1",
+        "process that was forked ended by 15",
+    ]
 
 
 def test_a_program_may_choose_another_address_unless_the_launcher_serves(launch):
