@@ -93,8 +93,8 @@ def _backward(call: AttentionCall, residuals, grads):
         found = call.strategy.backward(call, kept, Saved(grad_out, out, lse, delta))
     grad_sinks = None
     if sinks is not None:
-        # Where both are -inf the row saw nothing, not even a sink.
-        weights = jnp.where(is_empty(lse), 0, jnp.exp(sinks - lse))
+        # 0 of a sink of -inf, also in a row that saw nothing: lse is finite.
+        weights = jnp.exp(sinks - lse)
         grad_sinks = -(weights * delta).sum((0, 1))
     dtype = out.dtype
     bias = found.bias
