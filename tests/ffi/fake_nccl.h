@@ -26,6 +26,10 @@ struct Fake {
   decltype(&jaxcommFakeFail) fail = nullptr;
   decltype(&jaxcommFakeHang) hang = nullptr;
   decltype(&jaxcommFakeConnect) connect = nullptr;
+  decltype(&jaxcommFakeMayFail) may_fail = nullptr;
+  decltype(&jaxcommFakeForgetFaults) forget_faults = nullptr;
+  decltype(&jaxcommFakeMisuse) misuse = nullptr;
+  decltype(&jaxcommFakeOpen) open = nullptr;
   decltype(&jaxcommFakeSetCapturing) set_capturing = nullptr;
   decltype(&jaxcommFakeEndGraphs) end_graphs = nullptr;
 };
@@ -64,6 +68,10 @@ inline Fake LoadFake() {
   Take(library, "jaxcommFakeFail", &fake.fail);
   Take(library, "jaxcommFakeHang", &fake.hang);
   Take(library, "jaxcommFakeConnect", &fake.connect);
+  Take(library, "jaxcommFakeMayFail", &fake.may_fail);
+  Take(library, "jaxcommFakeForgetFaults", &fake.forget_faults);
+  Take(library, "jaxcommFakeMisuse", &fake.misuse);
+  Take(library, "jaxcommFakeOpen", &fake.open);
   Take(library, "jaxcommFakeSetCapturing", &fake.set_capturing);
   Take(library, "jaxcommFakeEndGraphs", &fake.end_graphs);
   fake.cuda.Init(0);

@@ -119,6 +119,13 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   return rank;
 }
 
+Status NcclCommunicator::Told(const Call& call, const LocalRank& rank,
+                              const Status& status) {
+  const bool is_of_library = status.errc() == ErrorCode::kInternal ||
+                             status.errc() == ErrorCode::kResourceExhausted;
+  return is_of_library ? parts_.health.FailCall(call, rank.facts, status) : status;
+}
+
 Status NcclCommunicator::Compare(const Call& call, LocalRank& rank) {
   return check_ == nullptr ? OkStatus() : check_->Compare(call, rank);
 }
@@ -137,12 +144,12 @@ Status NcclCommunicator::Enqueue(const Call& call, void* stream) {
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
   RETURN_IF_ERROR(Compare(call, *rank));
-  return engines_.Start(call, *rank, stream);
+  return Told(call, *rank, engines_.Start(call, *rank, stream));
 }
 
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  return engines_.Done(call, *rank, stream);
+  return Told(call, *rank, engines_.Done(call, *rank, stream));
 }
 
 void NcclCommunicator::Abort(const Status& reason) {

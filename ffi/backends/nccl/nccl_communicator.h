@@ -76,6 +76,8 @@ class NcclCommunicator final : public Communicator,
   ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
   Status EnqueueOf(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Compare(const Call& call, LocalRank& rank);
+  // Fails the communicator with an error of a library, for which others would wait.
+  Status Told(const Call& call, const LocalRank& rank, const Status& status);
   bool is_suspended() const {
     return parts_.health.state() == Health::State::kSuspended;
   }

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "tests/doubles/nccl/failed.h"
@@ -25,6 +26,15 @@ struct Recorded {
   TraceEntry entry;
 };
 
+// The function that this thread is in.
+thread_local const char* function_name = "";
+
+struct Misused {
+  std::string text;
+};
+
+using OpenKinds = std::map<std::string, CountOpen>;
+
 struct Log {
   uint64_t next = 0;
   int threads = 0;
@@ -35,6 +45,21 @@ bool SameCall(const TraceEntry& a, const TraceEntry& b) {
   return std::string_view(a.name) == b.name && a.comm == b.comm &&
          a.stream == b.stream && a.count == b.count && a.detail == b.detail &&
          a.violation == b.violation;
+}
+
+bool Has(std::string_view name, std::string_view part) {
+  return name.find(part) != std::string_view::npos;
+}
+
+// Whether a caller can be told that it failed: what frees or asks has no answer.
+bool MayFail(std::string_view name) {
+  for (const char* part :
+       {"launch", "Free", "Destroy", "Release", "Close", "Abort", "Finalize", "Unload",
+        "Deregister", "Query", "Error", "CtxGet", "CtxPush", "CtxPop", "GetVersion",
+        "MemGetInfo", "MemStats", "StreamSynchronize", "LaunchHostFunc"}) {
+    if (Has(name, part)) return false;
+  }
+  return true;
 }
 
 // Watchdogs would push everything else out of the trace.
@@ -102,7 +127,8 @@ Fault TakeFault(const std::string& function) {
   auto& planned = faults->planned;
   auto due = planned.end();
   for (auto fault = planned.begin(); fault != planned.end(); ++fault) {
-    if (fault->function != function) continue;
+    const bool is_any = fault->function == "*" && MayFail(function);
+    if (!is_any && fault->function != function) continue;
     if (fault->after > 0) {
       --fault->after;
     } else if (due == planned.end()) {
@@ -116,6 +142,14 @@ Fault TakeFault(const std::string& function) {
 }
 
 }  // namespace
+
+void Misuse(const std::string& how) {
+  Locked<Misused>()->text += std::string(function_name) + ": " + how + "\n";
+}
+
+OpenKind::OpenKind(const char* name, CountOpen count) {
+  Locked<OpenKinds>()->operator[](name) = count;
+}
 
 void Trace(const TraceEntry& entry) {
   thread_local int thread = -1;
@@ -139,6 +173,7 @@ Call::Call(const TraceEntry& entry, Capture capture) {
   const bool nccl = std::string_view(entry.name).substr(0, 4) == "nccl";
   cuda::Result refused = cuda::kSuccess;
   TraceEntry written = entry;
+  function_name = entry.name;
   if (in_host_function) {
     written.violation = "called from a host function of a stream";
     refused = cuda::kNotPermitted;
@@ -190,4 +225,29 @@ void jaxcommFakeConnect(const char* function, int after) {
   Locked<Faults>()->planned.push_back({function, after, {0, false, true}});
 }
 
-void jaxcommFakeForgetFaults() { Locked<Faults>()->planned.clear(); }
+int jaxcommFakeMayFail(const char* function) { return MayFail(function); }
+
+int jaxcommFakeForgetFaults() {
+  Locked<Faults> faults;
+  const auto forgotten = static_cast<int>(faults->planned.size());
+  faults->planned.clear();
+  return forgotten;
+}
+
+const char* jaxcommFakeMisuse() {
+  thread_local std::string text;
+  text.clear();
+  std::swap(text, Locked<Misused>()->text);
+  return text.c_str();
+}
+
+const char* jaxcommFakeOpen() {
+  thread_local std::string text;
+  const OpenKinds kinds = *Locked<OpenKinds>().operator->();
+  text.clear();
+  for (const auto& [name, count] : kinds) {
+    const size_t open = count();
+    if (open > 0) text += name + ": " + std::to_string(open) + "\n";
+  }
+  return text.c_str();
+}

@@ -85,6 +85,10 @@ Handles<nccl::Comm, Communicator>& Communicators() {
   return communicators;
 }
 
+namespace {
+const OpenKind kOpen("communicators", [] { return Communicators().size(); });
+}  // namespace
+
 nccl::Result AsyncError(Communicator* communicator, std::string* text) {
   {
     std::lock_guard<std::mutex> lock(communicator->mutex);

@@ -17,6 +17,15 @@ thread_local std::vector<cuda::Context> current;
 
 constexpr int kFirstContext = 0x100;
 
+const OpenKind kOpen("contexts", [] {
+  size_t count = 0;
+  Locked<References> references;
+  for (int device = 0; device < kDevices; ++device) {
+    count += static_cast<size_t>(references->operator[](device));
+  }
+  return count;
+});
+
 cuda::Context ContextOf(int device) {
   return reinterpret_cast<cuda::Context>(static_cast<uintptr_t>(kFirstContext) +
                                          static_cast<uintptr_t>(device));
@@ -89,7 +98,10 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
 Result cuDevicePrimaryCtxRelease_v2(Device device) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDevicePrimaryCtxRelease_v2");
   fake::Locked<fake::References> references;
-  if (references->operator[](device) == 0) return kInvalidContext;
+  if (references->operator[](device) == 0) {
+    fake::Misuse("a context that nobody has");
+    return kInvalidContext;
+  }
   --references->operator[](device);
   return kSuccess;
 }
@@ -102,14 +114,20 @@ Result cuCtxGetCurrent(Context* context) {
 
 Result cuCtxPushCurrent_v2(Context context) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuCtxPushCurrent_v2");
-  if (!fake::IsAlive(context)) return kInvalidContext;
+  if (!fake::IsAlive(context)) {
+    fake::Misuse("a context that nobody has");
+    return kInvalidContext;
+  }
   fake::current.push_back(context);
   return kSuccess;
 }
 
 Result cuCtxPopCurrent_v2(Context* context) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuCtxPopCurrent_v2");
-  if (fake::current.empty()) return kInvalidContext;
+  if (fake::current.empty()) {
+    fake::Misuse("no context is current");
+    return kInvalidContext;
+  }
   if (context != nullptr) *context = fake::current.back();
   fake::current.pop_back();
   return kSuccess;

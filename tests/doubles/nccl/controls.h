@@ -34,7 +34,7 @@ JAXCOMM_FAKE_EXPORT const char* jaxcommFakeTrace(void);
 JAXCOMM_FAKE_EXPORT void jaxcommFakeClearTrace(void);
 
 // The `after`-th next call of `function` (0: the very next) returns `result` and does
-// nothing.
+// nothing. "*": of any function whose failure its caller is to tell on.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeFail(const char* function, int after, int result);
 
 // The operation, ncclCommInitRankConfig or ncclCommSplit of the `after`-th next call
@@ -44,8 +44,16 @@ JAXCOMM_FAKE_EXPORT void jaxcommFakeHang(const char* function, int after);
 // The `after`-th next call of `function`, an operation, does not return until its
 // communicator is aborted, nor does the end of its group.
 JAXCOMM_FAKE_EXPORT void jaxcommFakeConnect(const char* function, int after);
-// Forgets those that were planned and are not due yet.
-JAXCOMM_FAKE_EXPORT void jaxcommFakeForgetFaults();
+// Whether it is one of "*".
+JAXCOMM_FAKE_EXPORT int jaxcommFakeMayFail(const char* function);
+// Forgets those that were planned and are not due yet. Returns how many.
+JAXCOMM_FAKE_EXPORT int jaxcommFakeForgetFaults(void);
+
+// What callers did against the rules of NCCL and CUDA since it was asked last, line by
+// line: they used what they had ended, ended it twice, or used it on another device.
+JAXCOMM_FAKE_EXPORT const char* jaxcommFakeMisuse(void);
+// What callers have made and not ended, "streams: 3" line by line.
+JAXCOMM_FAKE_EXPORT const char* jaxcommFakeOpen(void);
 
 // Gives a communicator, named by its number in the trace, an asynchronous error.
 // Returns 0 if there is no such communicator.

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "ffi/backends/nccl/library/cuda_api.h"
@@ -16,6 +17,12 @@
 #include "tests/doubles/nccl/controls.h"
 
 namespace jaxcomm::fake {
+
+// What is open: "streams", and how many.
+using CountOpen = size_t (*)();
+struct OpenKind {
+  OpenKind(const char* name, CountOpen count);
+};
 
 inline int64_t Number(const void* handle) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(handle));
@@ -44,6 +51,10 @@ class Locked {
   const std::lock_guard<std::mutex> lock_;
 };
 
+// Notes that the caller of the function that this thread is in broke a rule of its
+// interface, which the real libraries need not notice.
+void Misuse(const std::string& how);
+
 // Handles that callers hold: numbers dressed as pointers, never used twice, so that a
 // destroyed one is recognised and not followed.
 template <typename Handle, typename Object>
@@ -63,17 +74,27 @@ class Handles {
   std::shared_ptr<Object> Find(Handle handle) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = objects_.find(handle);
-    return found == objects_.end() ? nullptr : found->second;
+    if (found != objects_.end()) return found->second;
+    if (handle != nullptr) Misuse("a handle that is none, or none any more");
+    return nullptr;
   }
 
   // The object, whose handle is invalid from now on.
   std::shared_ptr<Object> Remove(Handle handle) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = objects_.find(handle);
-    if (found == objects_.end()) return nullptr;
+    if (found == objects_.end()) {
+      if (handle != nullptr) Misuse("a handle that is none, or none any more");
+      return nullptr;
+    }
     std::shared_ptr<Object> object = std::move(found->second);
     objects_.erase(found);
     return object;
+  }
+
+  size_t size() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return objects_.size();
   }
 
  private:

@@ -119,6 +119,10 @@ struct Group {
   std::vector<Launch> launches;  // one a communicator
   nccl::Result error = nccl::kSuccess;
   std::string text;
+
+  ~Group() {
+    if (depth > 0) Misuse("a thread ended within a group");
+  }
 };
 
 thread_local Group group;
@@ -251,6 +255,7 @@ Result ncclGroupStart() {
 
 Result ncclGroupEnd() {
   if (fake::group.depth == 0) {
+    fake::Misuse("a group ended that did not begin");
     return fake::Failure(kInvalidUsage, "ncclGroupEnd: not in a group call");
   }
   const fake::Call call({"ncclGroupEnd", 0, -1, -1, -1, -1, -1, fake::CurrentGroup()});

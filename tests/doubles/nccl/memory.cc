@@ -36,7 +36,15 @@ struct Memory {
   std::map<int, int64_t> used;                  // of each device
   std::map<uintptr_t, Allocation> allocations;  // by address
   std::map<uintptr_t, size_t> opened;           // memory of other processes
+  std::map<uintptr_t, size_t> of_host;
 };
+
+const OpenKind kOpenOnDevice("device memory",
+                             [] { return Locked<Memory>()->allocations.size(); });
+const OpenKind kOpenOnHost("host memory",
+                           [] { return Locked<Memory>()->of_host.size(); });
+const OpenKind kOpenOfOthers("memory of others",
+                             [] { return Locked<Memory>()->opened.size(); });
 
 void* Allocate(int device, size_t bytes, bool by_nccl) {
   if (!Reserve(device, static_cast<int64_t>(bytes))) return nullptr;
@@ -73,6 +81,7 @@ bool Free(uintptr_t address, bool by_nccl) {
     Locked<Memory> memory;
     const auto found = memory->allocations.find(address);
     if (found == memory->allocations.end() || found->second.by_nccl != by_nccl) {
+      Misuse("memory that is none, or none any more");
       return false;
     }
     bytes = found->second.bytes;
@@ -230,7 +239,10 @@ Result cuIpcCloseMemHandle(Pointer pointer) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuIpcCloseMemHandle");
   fake::Locked<fake::Memory> memory;
   const auto found = memory->opened.find(pointer);
-  if (found == memory->opened.end()) return kInvalidValue;
+  if (found == memory->opened.end()) {
+    fake::Misuse("memory that is none, or none any more");
+    return kInvalidValue;
+  }
   munmap(reinterpret_cast<void*>(pointer), found->second);
   memory->opened.erase(found);
   return kSuccess;
@@ -241,12 +253,19 @@ Result cuMemAllocHost_v2(void** data, size_t bytes) {
                     static_cast<int64_t>(bytes));
   if (fake::CurrentDevice() == fake::kNoDevice) return kInvalidContext;
   *data = std::calloc(1, bytes);
-  return *data == nullptr ? kOutOfMemory : kSuccess;
+  if (*data == nullptr) return kOutOfMemory;
+  fake::Locked<fake::Memory>()->of_host[reinterpret_cast<uintptr_t>(*data)] = bytes;
+  return kSuccess;
 }
 
 Result cuMemFreeHost(void* data) {
   JAXCOMM_FAKE_CALL(kForbidden, "cuMemFreeHost");
   fake::WaitForDevice(fake::CurrentDevice());
+  if (fake::Locked<fake::Memory>()->of_host.erase(reinterpret_cast<uintptr_t>(data)) ==
+      0) {
+    fake::Misuse("memory that is none, or none any more");
+    return kInvalidValue;
+  }
   std::free(data);
   return kSuccess;
 }

@@ -30,6 +30,8 @@ Handles<cuda::Function, Kernel>& Functions() {
   return functions;
 }
 
+const OpenKind kOpen("modules", [] { return Modules().size(); });
+
 }  // namespace
 }  // namespace jaxcomm::fake
 
@@ -80,6 +82,7 @@ Result cuLaunchKernel(Function function, unsigned blocks, unsigned blocks_y,
   const auto kernel = fake::Functions().Find(function);
   const auto on = fake::FindStream(stream, fake::CurrentDevice());
   if (kernel == nullptr || on == nullptr || on->device() != kernel->device) {
+    fake::Misuse("a kernel or a stream of another device, or none");
     return kInvalidHandle;
   }
   if (blocks == 0 || threads == 0 || threads > 1024 || blocks_y != 1 || blocks_z != 1 ||

@@ -25,6 +25,8 @@ Handles<cuda::Stream, Stream>& Streams() {
   return streams;
 }
 
+const OpenKind kOpenStreams("streams", [] { return Streams().size(); });
+
 std::shared_ptr<Stream> DefaultStream(int device) {
   Locked<std::map<int, std::shared_ptr<Stream>>> streams;
   std::shared_ptr<Stream>& stream = streams->operator[](device);
@@ -199,6 +201,8 @@ Handles<cuda::Event, Event>& Events() {
   return events;
 }
 
+const OpenKind kOpenEvents("events", [] { return Events().size(); });
+
 }  // namespace
 }  // namespace jaxcomm::fake
 
@@ -271,6 +275,7 @@ Result cuEventRecord(Event event, Stream stream) {
   const auto found = fake::Events().Find(event);
   const auto on = fake::FindStream(stream, fake::CurrentDevice());
   if (found == nullptr || on == nullptr || on->device() != found->device) {
+    fake::Misuse("an event or a stream of another device, or none");
     return kInvalidHandle;
   }
   const auto mark = on->Mark();  // may wait

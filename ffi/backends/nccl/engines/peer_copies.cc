@@ -160,8 +160,10 @@ Status PeerCopies::Send(Round& round, int rank) {
     if (status.success())
       status = WaitFor(participant.stream, round.participants[target].ready);
   }
-  device.in_flight.Begin(participant.stream, /*may_be_captured=*/false,
-                         InFlight::Clock::now());
+  if (status.success()) {
+    status = device.in_flight.Begin(participant.stream, /*may_be_captured=*/false,
+                                    InFlight::Clock::now());
+  }
   for (const Step& step : part.local) {
     if (status.success()) {
       status = RunLocalStep(library_, step, participant.operands.data(),
@@ -179,7 +181,8 @@ Status PeerCopies::Send(Round& round, int rank) {
         reinterpret_cast<cuda::Pointer>(from), copy.bytes, participant.stream);
   }
   if (status.success()) {
-    device.in_flight.End(participant.stream, participant.named, InFlight::Clock::now());
+    status = device.in_flight.End(participant.stream, participant.named,
+                                  InFlight::Clock::now());
   }
   // Also after a failure: some copies may be on their way.
   Status left =

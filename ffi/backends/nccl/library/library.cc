@@ -117,7 +117,7 @@ Status NcclLibrary::Check(cuda::Result result, const char* what) const {
 
 Status NcclLibrary::InGroup(const char* what, size_t count,
                             const std::function<Status(size_t)>& call) const {
-  nccl.GroupStart();
+  RETURN_IF_ERROR(Try(nccl.GroupStart));
   Status status = OkStatus();
   for (size_t i = 0; i < count && status.success(); ++i) status = call(i);
   Status ended = Check(nccl.GroupEnd(), what);

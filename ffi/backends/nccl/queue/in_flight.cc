@@ -28,18 +28,19 @@ void InFlight::Release() {
   entries_.clear();
 }
 
-void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now) {
+Status InFlight::Begin(cuda::Stream stream, bool may_be_captured,
+                       Clock::time_point now) {
   cuda::CaptureStatus capture = cuda::kCaptureNone;
   if (may_be_captured) library_.cuda.StreamIsCapturing(stream, &capture);
   is_captured_ = capture != cuda::kCaptureNone;
   if (is_captured_) {
     was_captured_ = true;
-    return;
+    return OkStatus();
   }
   MutexLock lock(mutex_);
   if (size() == kEntries) Retire();
   is_begun_ = size() < kEntries;
-  if (!is_begun_) return;
+  if (!is_begun_) return OkStatus();
   // A concurrent Poll() only pops the front, so this index stays valid after unlocking.
   Entry& entry = LastOrNext();
   entry.told = {};
@@ -49,14 +50,15 @@ void InFlight::Begin(cuda::Stream stream, bool may_be_captured, Clock::time_poin
   entry.stream = stream;
   const bool is_right_behind = entry.is_right_behind;
   lock.Unlock();
-  if (!is_right_behind) library_.cuda.EventRecord(entry.began, stream);
+  if (is_right_behind) return OkStatus();
+  return library_.Try(library_.cuda.EventRecord, entry.began, stream);
 }
 
-void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point now) {
+Status InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point now) {
   if (is_captured_) {
     // It runs whenever the graph does, which we do not see.
     recorder_.Finish(named.ticket, FlightRecorder::State::kCompleted);
-    return;
+    return OkStatus();
   }
   MutexLock lock(mutex_);
   last_given_ = now;
@@ -75,15 +77,16 @@ void InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point no
   }
   is_extended_ = !has_place;
   lock.Unlock();
-  library_.cuda.EventRecord(entry.ended, stream);
+  const Status recorded = library_.Try(library_.cuda.EventRecord, entry.ended, stream);
   lock.Lock();
   is_extended_ = false;
   if (!has_place && size() == 0) {  // Fail() came meanwhile
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
-    return;
+    return recorded;
   }
   AddTicket(entry, named.ticket);
   if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+  return recorded;
 }
 
 void InFlight::Add(cuda::Stream stream, const Named& named, const Told& told) {

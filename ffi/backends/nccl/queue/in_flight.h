@@ -58,8 +58,8 @@ class InFlight {
   // time. They allocate nothing. They do not follow a stream that is being captured: it
   // runs nothing now. They may block in the driver when the launch queue of the stream
   // is full; Poll() never does.
-  void Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
-  void End(cuda::Stream stream, const Named& named, Clock::time_point now);
+  Status Begin(cuda::Stream stream, bool may_be_captured, Clock::time_point now);
+  Status End(cuda::Stream stream, const Named& named, Clock::time_point now);
 
   // Of an operation of small sums, which tell how far they are.
   struct Told {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 #include "ffi/backends/nccl/failure/health.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
@@ -108,15 +109,20 @@ class LaunchQueue {
   template <typename GiveTo>
   Status Give(const Call& call, cuda::Stream stream, InFlight::Named named,
               const GiveTo& give, const InFlight::Told* told = nullptr) {
+    // If what follows fails, the operation is in flight all the same: a failure that
+    // took the rank for idle would leave its stream waiting for the other ranks.
+    std::optional<Counted> given;
     const Status status = Launch(call, named.sequence, [&]() -> Status {
       if (told == nullptr) {
-        in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now());
+        RETURN_IF_ERROR(
+            in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now()));
       }
       RETURN_IF_ERROR(give());
+      given.emplace(giving);
       RETURN_IF_ERROR(health_.GivePoison(call, facts_, stream));
       if (named.sequence == 0) named.sequence = NextNumber();
       if (told == nullptr) {
-        in_flight_.End(stream, named, InFlight::Clock::now());
+        RETURN_IF_ERROR(in_flight_.End(stream, named, InFlight::Clock::now()));
       } else {
         in_flight_.Add(stream, named, *told);
       }
