@@ -63,6 +63,18 @@ survivors.Store.entries = look
     "before the others know of its communicator": "communicators._agree_on_world = die",
     "while the others connect": "communicators._new_world = die",
     "while the others split": "communicators._ffi.create_nccl = die",
+    # NCCL connects it, and does not return: the others wait for it.
+    "in the first use of what all have made": """
+import threading
+from stand_in import StandIn
+stand_in = StandIn()
+stand_in.clear()
+stand_in.connect("ncclSend")
+def die_within():
+    stand_in.until_called("ncclSend", 1)
+    die()
+threading.Thread(target=die_within).start()
+""",
     "once it has made all": """
 move = cache.move
 cache.move = lambda *meshes: die(move(*meshes))
