@@ -36,6 +36,7 @@ NEAREST = {
         f"{_EVERY} collectives/test_ragged_all_to_all.py",
     ),
     "ffi/backends/host/": (_HOST, f"{_EVERY} collectives/test_reproducible.py"),
+    "ffi/backends/host/local/": (_HOST, f"{_EVERY} {_PROCESSES}"),
     "ffi/backends/host/arena/": ("arena_test|crossing.*", _PROCESSES),
     "ffi/backends/nccl/": (_NCCL, _STOPS),
 }
