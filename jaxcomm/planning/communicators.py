@@ -148,7 +148,7 @@ _PAGE, _LINE = 4096, 128
 
 # Processes that can share one piece of memory: ffi/backends/host/arena/arena_memory.h.
 MOST_SHARING_PROCESSES = 64
-_HEADER, _CROSSING, _SEAT = 90_240, 1408, 128
+_HEADER, _CROSSING, _SEAT = 25_856, 1408, 128
 _CROSSINGS, _INLINE_BYTES = 256, 4096
 _ARENA_CHANNELS, _SLOTS, _SLOT_BYTES = 16, 8, 128 << 10
 
@@ -267,7 +267,7 @@ def shared_memory_bytes(processes: int) -> int:
     """Return the shared memory of processes of a host.
 
     >>> shared_memory_bytes(2)
-    36237312
+    36171776
     """
     row = _up_to(8 * processes, _LINE)
     crossings = _CROSSINGS * (_CROSSING + processes * (_SEAT + row))
