@@ -31,9 +31,9 @@ void Plan::ForEachMove(int leaf, int rank, const MoveVisitor& visit) const {
 
 std::string_view KindName(Plan::Kind kind) {
   static constexpr std::string_view kNames[Plan::kKinds] = {
-      "all_gather",      "all_reduce", "all_to_all", "barrier",           "broadcast",
-      "check_positions", "gather",     "permute",    "ragged_all_to_all", "reduce",
-      "reduce_scatter",  "scan",       "scatter",
+      "all_gather",      "all_reduce",     "all_to_all", "barrier", "broadcast",
+      "check_positions", "check_step",     "gather",     "permute", "ragged_all_to_all",
+      "reduce",          "reduce_scatter", "scan",       "scatter",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -129,6 +129,7 @@ struct Plan {
     kBarrier,
     kBroadcast,
     kCheckPositions,
+    kCheckStep,
     kGather,
     kPermute,
     kRaggedAllToAll,

@@ -11,13 +11,13 @@
 namespace jaxcomm {
 
 extern const Collective kAllGather, kAllReduce, kAllToAll, kBarrier, kBroadcast,
-    kCheckPositions, kGather, kPermute, kRaggedAllToAll, kReduce, kReduceScatter, kScan,
-    kScatter;
+    kCheckPositions, kCheckStep, kGather, kPermute, kRaggedAllToAll, kReduce,
+    kReduceScatter, kScan, kScatter;
 
 inline constexpr const Collective* kCollectives[] = {
-    &kAllGather,      &kAllReduce, &kAllToAll, &kBarrier,        &kBroadcast,
-    &kCheckPositions, &kGather,    &kPermute,  &kRaggedAllToAll, &kReduce,
-    &kReduceScatter,  &kScan,      &kScatter,
+    &kAllGather,      &kAllReduce,     &kAllToAll, &kBarrier, &kBroadcast,
+    &kCheckPositions, &kCheckStep,     &kGather,   &kPermute, &kRaggedAllToAll,
+    &kReduce,         &kReduceScatter, &kScan,     &kScatter,
 };
 static_assert(sizeof(kCollectives) / sizeof(kCollectives[0]) == Plan::kKinds);
 

@@ -1,11 +1,13 @@
-"""Barrier."""
+"""Barrier, and steps that ranks compare."""
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jaxcomm.primitives import lax, request
-from jaxcomm.primitives.call import AxisName, PyTree, call_of
+from jaxcomm.primitives.call import AxisName, Call, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
+from jaxcomm.primitives.gathered import filled
 from jaxcomm.primitives.request import Request, public
 
 
@@ -15,6 +17,7 @@ def pbarrier(
     x: PyTree,
     axis_name: AxisName,
     *,
+    step: ArrayLike | None = None,
     lane: str | None = None,
     backend: str | None = None,
 ) -> Request:
@@ -27,6 +30,10 @@ def pbarrier(
     Args:
       x: a pytree of arrays of any shape and dtype.
       axis_name: an axis name or a tuple of names.
+      step: integer scalar, the number of the training step. It may be traced: pass it
+        to the program as an argument. If the devices are not in the same step, the
+        ``host`` backend raises on all of them. Elsewhere ``x`` becomes NaN, or what JAX
+        fills other dtypes with. If None, nothing is compared.
       lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
 
     Returns:
@@ -34,6 +41,9 @@ def pbarrier(
 
     Raises:
       NameError: if the axis is not bound.
+      TypeError: if step is not an integer.
+      ValueError: if step is not a scalar.
+      jax.errors.JaxRuntimeError: when it runs, if steps differ.
 
     Example:
       >>> f = jax.shard_map(
@@ -45,7 +55,34 @@ def pbarrier(
       Array([0, 1, 2, 3], dtype=int32)
     """
     call = call_of(name, axis_name, None, lane, backend)
-    return Request(BARRIER, request.as_arrays(x, call), call)
+    x = request.as_arrays(x, call)
+    if step is None:
+        return Request(BARRIER, x, call)
+    step = _number(step, call)
+    checked = Request(CHECK_STEP, step, call).run()
+
+    def where_steps_are_equal(leaf):
+        return jnp.where(checked == step, leaf, filled(leaf))
+
+    leaves, tree = jax.tree.flatten(x)
+
+    def finish(outs):
+        return jax.tree.unflatten(tree, map(where_steps_are_equal, outs))
+
+    return Request(BARRIER, leaves, call, finish=finish)
+
+
+def _number(step: ArrayLike, call: Call) -> jax.Array:
+    """Return the number of a step as an int32 scalar."""
+    if not jnp.issubdtype(jnp.result_type(step), jnp.integer):
+        raise TypeError(
+            f"{call.where}: step must be an integer, got {jnp.result_type(step)}"
+        )
+    if jnp.shape(step) != ():
+        raise ValueError(
+            f"{call.where}: step must be a scalar, got shape {jnp.shape(step)}"
+        )
+    return jnp.asarray(step).astype(jnp.int32)
 
 
 class Barrier(Collective):
@@ -72,3 +109,19 @@ class Barrier(Collective):
 
 BARRIER = Barrier()
 define(BARRIER)
+
+
+class CheckStep(Collective):
+    """The operand, if it is the same on all ranks; else another number."""
+
+    name = "check_step"
+
+    def aliases(self, num_operands):
+        return {0: 0}
+
+    def emulate(self, x, i):
+        return jnp.where((x == x[:1]).all(0), x, ~x)
+
+
+CHECK_STEP = CheckStep()
+define(CHECK_STEP)

@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 from jaxcomm.primitives import batching, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, call_of
 from jaxcomm.primitives.collective import Collective, define
+from jaxcomm.primitives.gathered import filled
 from jaxcomm.primitives.request import Request
 
 
@@ -203,12 +204,6 @@ def _own_group(stacked, call):
     return [x[group] for x in stacked], place % call.group_size
 
 
-def _nothing_like(output):
-    """Return a row of NaN, or of what JAX fills other dtypes with."""
-    beyond = jnp.full((1,), output.shape[0], jnp.int32)
-    return output.at[beyond].get(mode="fill")
-
-
 def _received(operand, output, indices, target):
     """Compute the result of rank ``target``.
 
@@ -247,7 +242,7 @@ def _received(operand, output, indices, target):
         out = jnp.where(is_written, sent, output)
     # Nothing can raise here.
     is_fine = (fits & (lengths == expected)).all() & is_alone.all()
-    return jnp.where(is_fine, out, _nothing_like(output))
+    return jnp.where(is_fine, out, filled(output))
 
 
 def _within_batch(offsets, sizes, rows: int):

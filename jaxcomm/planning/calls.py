@@ -99,8 +99,9 @@ def sent_bytes(collective: str, ranks: int, operand_bytes: int) -> float:
         return 2 * others * size / ranks
     if collective in ("reduce_scatter", "all_to_all", "ragged_all_to_all", "scatter"):
         return others * size / ranks
-    # check_positions: what each rank says of its positions, all others read.
-    if collective in ("all_gather", "gather", "scan", "check_positions"):
+    # check_positions, check_step: what each rank says, all others read.
+    checks = "check_positions", "check_step"
+    if collective in ("all_gather", "gather", "scan", *checks):
         return others * size
     if collective in ("broadcast", "reduce", "permute"):
         return size if others else 0

@@ -36,6 +36,15 @@ def own_rows(outs: Sequence, axes: tuple[str, ...]) -> list[jax.Array]:
     return [jax.lax.dynamic_index_in_dim(out, rank, 0, False) for out in outs]
 
 
+def filled(x: jax.Array) -> jax.Array:
+    """Return NaN, or what JAX fills other dtypes with: of an operation that is refused.
+
+    Returns:
+      A scalar of the dtype of ``x``.
+    """
+    return jnp.zeros((1,), x.dtype).at[1].get(mode="fill")
+
+
 def emulate_groups(
     collective, stacked: Sequence, size: int, index_groups: IndexGroups, **params
 ) -> list:

@@ -239,6 +239,7 @@ RULES: dict[str, Rule] = {
     "all_reduce": _reduction,
     "all_to_all": _all_to_all,
     "check_positions": _unchecked,
+    "check_step": _gathered,
     "gather": _gathering,
     "ragged_all_to_all": _ragged_all_to_all,
     "reduce": _reduction,

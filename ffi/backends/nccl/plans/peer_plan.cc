@@ -40,6 +40,7 @@ bool OnlyMoves(Plan::Kind kind) {
   switch (kind) {
     case Plan::Kind::kBarrier:
     case Plan::Kind::kCheckPositions:
+    case Plan::Kind::kCheckStep:
     case Plan::Kind::kAllReduce:
     case Plan::Kind::kReduce:
     case Plan::Kind::kReduceScatter:
