@@ -128,14 +128,18 @@ void RoundCarrier::BeginMoves(Passage& passage, Scheduler* scheduler, int helper
                             &round.offer, helpers);
     if (offered != nullptr) round.offered.push_back(std::move(offered));
   }
-  passage.transfer.Begin(&arena, RequestOf(passage, 0), *passage.stream, round.moves());
+  // Of every call the first transfer comes under one key: there, calls that differ
+  // meet.
+  const uint64_t step = round.call_site->plan_reads_operands() ? 1 : 0;
+  passage.transfer.Begin(&arena, RequestOf(passage, step), *passage.stream,
+                         round.moves());
 }
 
 void RoundCarrier::BeginExchange(Passage& passage) {
   Arena& arena = context_.spec.process_set->arena();
   passage.exchange =
       std::make_unique<ValueExchange>(*passage.round, members_, arena.self());
-  passage.transfer.Begin(&arena, RequestOf(passage, 1), passage.exchange->stream(),
+  passage.transfer.Begin(&arena, RequestOf(passage, 0), passage.exchange->stream(),
                          passage.exchange->moves());
 }
 
