@@ -175,6 +175,9 @@ def destroy(key: int) -> None:
 def stats(key: int) -> dict:
     """Calls and bytes of a communicator, empty if there is none."""
 
+def interrupt_waits() -> None:
+    """Have what ranks of this process wait in now end within a second."""
+
 def counters() -> dict:
     """Communicators created, destroyed and live."""
 

@@ -99,6 +99,10 @@ class Communicator {
   virtual Status EnqueueStart(const Call& call, void* stream);
   virtual Status EnqueueDone(const Call& call, void* stream);
 
+  // The user has interrupted a program. What a rank waits in now fails if it does not
+  // end within a second: the next program needs the devices.
+  virtual void Interrupt() {}
+
   // Ends every pending call, and every later one, with `reason`.
   virtual void Abort(const Status& reason) = 0;
 

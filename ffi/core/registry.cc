@@ -78,6 +78,10 @@ Status Registry::Remove(int64_t key) {
   return OkStatus();
 }
 
+void Registry::Interrupt() const {
+  for (const auto& communicator : List()) communicator->Interrupt();
+}
+
 void Registry::EndRun(int64_t run_id, const Status& reason) const {
   for (const auto& communicator : List()) communicator->EndRun(run_id, reason);
 }

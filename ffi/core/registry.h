@@ -42,6 +42,8 @@ class Registry {
   // Removes the communicator and aborts its pending calls.
   Status Remove(int64_t key);
 
+  // Calls Interrupt() of all communicators.
+  void Interrupt() const;
   // Calls EndRun() of all communicators.
   void EndRun(int64_t run_id, const Status& reason) const;
 

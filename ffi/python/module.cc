@@ -239,6 +239,10 @@ NB_MODULE(_ffi, m) {
         "Ends a communicator; calls that wait in it raise.");
   m.def("stats", &Stats, nb::arg("key"),
         "Calls and bytes of a communicator, empty if there is none.");
+  m.def(
+      "interrupt_waits", [] { Registry::Get().Interrupt(); },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Have what ranks of this process wait in now end within a second.");
   m.def("counters", &Counters, "Communicators created, destroyed and live.");
   m.def("flight_record", &FlightRecord, nb::arg("key").none(), nb::arg("reason"),
         nb::call_guard<nb::gil_scoped_release>(),

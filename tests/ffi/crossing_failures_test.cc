@@ -104,6 +104,34 @@ TEST(a_timeout_says_what_the_missing_processes_do_instead) {
   CHECK_CONTAINS(barrier.End(1), "failed in process 0, and processes may be out of");
 }
 
+TEST(an_interrupt_ends_a_wait_for_another_process) {
+  Processes processes(Blocks(2, 1));
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  sum.Begin(0);
+  processes.of(0).Interrupt();
+  CHECK_CONTAINS(sum.End(0), "interrupted: all_reduce(float32[4])");
+  // The other is told what to do.
+  sum.Begin(1);
+  CHECK_CONTAINS(sum.End(1), "Call jaxcomm.finalize(), then jaxcomm.init()");
+}
+
+// Each takes two transfers or one: the first of any call is where they meet.
+TEST(a_call_that_reads_operands_and_one_that_does_not_differ_at_once) {
+  Processes processes(Blocks(2, 1));
+  const Leaf three{DataType::S32, {3}, 3, 4};
+  const auto check = MakeSite("check_positions", {}, {three}, {three});
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  const std::vector<int32_t> right = {-1, 0, 0};
+  const void* operands[] = {right.data()};
+  void* results[] = {const_cast<int32_t*>(right.data())};
+  Outcome outcome;
+  outcome.Watch(processes.of(0).Execute(
+      Call{check.get(), 1, 1, 1, 100, operands, results, nullptr}));
+  sum.Begin(1);
+  CHECK_CONTAINS(sum.End(1), "where the ranks before it called check_positions");
+  CHECK_CONTAINS(outcome.Wait(), "called all_reduce(float32[4])");
+}
+
 TEST(a_forked_child_leaves_what_is_its_parent_s) {
   Processes processes(Blocks(2, 1));
   CHECK_EQ(Child([&] { processes.communicators.clear(); }).Wait(), EXIT_SUCCESS);

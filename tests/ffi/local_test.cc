@@ -129,6 +129,27 @@ TEST(a_run_that_fails_in_one_group_ends_in_all) {
   CHECK_EQ(next.Result(3), 7.0f);
 }
 
+TEST(what_still_waits_a_second_after_an_interrupt_fails) {
+  Patient communicator(2, kHangSeconds);
+  auto site = FloatSite("all_reduce", {}, 2);
+  Ranks before(*communicator, site.get(), 1), after(*communicator, site.get(), 2);
+  before.Arrive(0);
+  communicator->Interrupt();
+  after.Arrive(0);
+  communicator.Expire();
+  CHECK_TRUE(!before.outcomes[0].done());  // it may yet end by itself
+  CHECK_TRUE(Until([&] {
+    communicator->Poll();
+    return before.outcomes[0].done();
+  }));
+  CHECK_EQ(before.End(0),
+           "all_reduce(float32[2]) over axes ('x',): interrupted while a rank waited "
+           "for others.");
+  // What began later is not concerned.
+  after.Arrive(1);
+  CHECK_EQ(after.Result(0), 3.0f);
+}
+
 TEST(a_pairwise_call_may_outlive_its_program) {
   // Rank 0 neither sends nor receives. The other ranks' programs failed before they
   // came to the call, and all programs are deleted before the timeout.

@@ -46,6 +46,8 @@ struct ProcessSet::State {
   bool StepAll();
   // Returns whether there was anything to take.
   bool TakeIncoming();
+  // Gives an interrupted transfer kAfterInterrupt from now on.
+  static void Hurry(PendingTransfer& pending, Clock::time_point now);
   // Fails transfers that cannot end. Returns whether it failed any, and for how long
   // the thread may sleep.
   bool CheckAll(Clock::time_point now, double* seconds);
@@ -61,6 +63,7 @@ struct ProcessSet::State {
   Mutex mutex;
   std::vector<PendingTransfer> incoming GUARDED_BY(mutex);
   std::vector<std::pair<uint64_t, Status>> aborts GUARDED_BY(mutex);  // by owner
+  bool is_interrupted GUARDED_BY(mutex) = false;
   std::atomic<bool> has_incoming{false};
   std::vector<PendingTransfer> active;  // of Progress() alone
 
@@ -167,6 +170,15 @@ void ProcessSet::Abort(uint64_t owner, const Status& reason) {
   state_->arena.RingSelf();
 }
 
+void ProcessSet::Interrupt() {
+  {
+    MutexLock lock(state_->mutex);
+    state_->is_interrupted = true;
+    state_->has_incoming.store(true, std::memory_order_release);
+  }
+  state_->arena.RingSelf();
+}
+
 uint64_t ProcessSet::State::Gone() const {
   uint64_t gone = dead.load(std::memory_order_acquire);
   for (int i = 0; i < static_cast<int>(peers.size()); ++i) {
@@ -190,12 +202,22 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   }
   const double waited = std::chrono::duration<double>(now - pending.begin).count();
   if (waited > pending.timeout_seconds) {
-    transfer.Fail(Status(ErrorCode::kDeadlineExceeded,
-                         pending.describe(transfer.absent(), false)));
+    std::string text = pending.describe(transfer.absent(), false);
+    if (pending.is_interrupted) text = StrCat("interrupted: ", text);
+    transfer.Fail(Status(
+        pending.is_interrupted ? ErrorCode::kCancelled : ErrorCode::kDeadlineExceeded,
+        std::move(text)));
     DumpFlightRecords("timeout");
     return true;
   }
   return false;
+}
+
+void ProcessSet::State::Hurry(PendingTransfer& pending, Clock::time_point now) {
+  const std::chrono::duration<double> end = now - pending.begin + kAfterInterrupt;
+  if (end.count() >= pending.timeout_seconds) return;
+  pending.timeout_seconds = end.count();
+  pending.is_interrupted = true;
 }
 
 bool ProcessSet::State::StepAll() {
@@ -227,6 +249,10 @@ bool ProcessSet::State::TakeIncoming() {
     }
   }
   aborts.clear();
+  if (is_interrupted) {
+    for (PendingTransfer& mine : active) Hurry(mine, Clock::now());
+    is_interrupted = false;
+  }
   return true;
 }
 

@@ -24,6 +24,9 @@
 
 namespace jaxcomm {
 
+// A wait that has not ended so soon after the user's interrupt hangs.
+inline constexpr std::chrono::seconds kAfterInterrupt(1);
+
 // A transfer for ProcessSet::Continue().
 struct PendingTransfer {
   Transfer* transfer = nullptr;
@@ -34,6 +37,7 @@ struct PendingTransfer {
   std::function<void()> done;  // called when it ends
   uint64_t owner = 0;          // for Abort(): a number, since addresses are used again
   bool warns = true;           // once, when it has waited for long
+  bool is_interrupted = false;
 };
 
 class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
@@ -52,6 +56,8 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
   // Continues the transfer on a thread of ours, which then calls `done`. If the system
   // refuses the thread, the transfer fails and `done` is called at once.
   void Continue(PendingTransfer pending);
+  // Fails the transfers that do not end within kAfterInterrupt.
+  void Interrupt();
   // Fails the transfers of an owner, soon.
   void Abort(uint64_t owner, const Status& reason);
 

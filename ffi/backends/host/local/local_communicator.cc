@@ -103,6 +103,11 @@ void LocalCommunicator::EndRun(int64_t run_id, const Status& reason) {
   for (const auto& group : groups_) group->EndRun(run_id, elsewhere);
 }
 
+void LocalCommunicator::Interrupt() {
+  for (const auto& group : groups_) group->Interrupt(LocalGroup::Clock::now());
+  if (spec().process_set != nullptr) spec().process_set->Interrupt();
+}
+
 std::vector<int64_t> LocalCommunicator::FailedRuns() const {
   std::vector<int64_t> runs;
   for (const auto& group : groups_) group->AddFailedRuns(&runs);

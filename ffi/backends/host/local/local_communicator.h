@@ -29,6 +29,7 @@ class LocalCommunicator final : public Communicator, public Watched {
   xla::ffi::Future Execute(const Call& call) override;
   void Abort(const Status& reason) override;
   void EndRun(int64_t run_id, const Status& reason) override;
+  void Interrupt() override;
   std::vector<int64_t> FailedRuns() const override;
   CommunicatorStats stats() const override;
 

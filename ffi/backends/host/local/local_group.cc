@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "ffi/backends/host/arena/process_set.h"
 #include "ffi/backends/host/local/local_wait.h"
 #include "ffi/backends/host/reduce/execute.h"
 #include "ffi/flight/flight_dump.h"
@@ -273,8 +274,17 @@ void LocalGroup::EndRefusedRuns() {
 }
 
 bool LocalGroup::HasTimedOut(const LocalRound& round, Clock::time_point now) const {
+  if (round.interrupted_at && now - *round.interrupted_at > kAfterInterrupt)
+    return true;
   return now - round.waiting_since >
          std::chrono::duration<double>(context_.spec.timeout_seconds);
+}
+
+void LocalGroup::Interrupt(Clock::time_point now) {
+  MutexLock lock(mutex_);
+  for (const auto& round : rounds_.open()) {
+    if (round->HasWaiting() && !round->interrupted_at) round->interrupted_at = now;
+  }
 }
 
 // Where nobody waits, nothing has failed: the ranks that came have their results, and

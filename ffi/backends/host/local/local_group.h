@@ -68,6 +68,7 @@ class LocalGroup {
   xla::ffi::Future Execute(int rank, const Call& call);
   void Abort(const Status& reason);
   void EndRun(int64_t run_id, const Status& reason);
+  void Interrupt(Clock::time_point now);
   void AddFailedRuns(std::vector<int64_t>* runs) const;
   // `calls`: by collective.
   void AddStats(CommunicatorStats* stats, std::vector<int64_t>* calls) const;

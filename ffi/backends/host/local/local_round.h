@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,8 @@ struct LocalRound : RoundOf<LocalParticipant> {
   int unfinished = 0;  // ranks that are not done, the missing ones too
   int moving = 0;      // threads that move bytes for it
   Clock::time_point waiting_since;
+  // The user has interrupted the program.
+  std::optional<Clock::time_point> interrupted_at;
   std::vector<const void* const*> operands;  // the participants' arrays, by rank
   std::vector<void* const*> results;
   std::vector<int> ranks_missing;  // pairwise: for each move
@@ -79,6 +82,7 @@ struct LocalRound : RoundOf<LocalParticipant> {
     unfinished = static_cast<int>(participants.size());
     ranks_missing.clear();
     waiting_since = Clock::now();
+    interrupted_at.reset();
     offer.store(nullptr, std::memory_order_relaxed);
     offered.clear();
   }

@@ -33,6 +33,13 @@ std::string LocalTimeout::NoticeOf(const LocalRound& round, double seconds) cons
 LocalFailure LocalTimeout::FailureOf(const LocalRound& round) const {
   const std::string hint = MayLackThreads(round) ? " " + spec_.hint_if_late : "";
   LocalFailure failure;
+  if (round.interrupted_at) {
+    failure.to_all =
+        Status(ErrorCode::kCancelled,
+               StrCat(*round.label, " over axes ", spec_.axes,
+                      ": interrupted while a rank waited for others.", hint));
+    return failure;
+  }
   failure.to_all =
       Status(ErrorCode::kDeadlineExceeded,
              StrCat(*round.label, " over axes ", spec_.axes,
