@@ -101,6 +101,26 @@ def test_our_own_backend_refuses_an_abstract_mesh(make_mesh):
         export_abstract(mesh, lambda x: jaxcomm.pscan(x, "i"))
 
 
+def test_symbolic_shapes_are_for_xla_s_collectives_and_refused_in_words(make_mesh):
+    mesh, sizes = make_mesh(i=4), jax.export.symbolic_shape("4*b, 4")
+    x = jax.ShapeDtypeStruct(sizes, X.dtype)
+
+    def exported(**options):
+        def local(x):
+            x = jaxcomm.ppermute(x, "i", [(0, 1)], **options)
+            return jaxcomm.psum(x, "i", **options)
+
+        program = models.over(mesh, local, SPEC, SPEC, check_vma=False)
+        return program, jax.export.export(program)(x)
+
+    program, made = exported(backend="xla")
+    made = jax.export.deserialize(made.serialize())
+    np.testing.assert_allclose(call(made, mesh), program(X), 1e-6)
+    for backend in (None, "host"):
+        with pytest.raises(ValueError, match=r"symbolic shape \(b, .*backend='xla'"):
+            exported(backend=backend)
+
+
 # our own custom calls
 
 

@@ -13,6 +13,7 @@ What that means for ``jax.export``:
   for: other devices are refused at run time, but the same devices in another order
   keep the ranks they had. In a process that did not trace the program, call
   ``jaxcomm.init(mesh)`` first.
+* Only XLA's collectives have symbolic shapes. Ours raise.
 """
 
 import dataclasses
@@ -265,6 +266,7 @@ def _custom_call(
     target: _Target, collective, comm, ctx, operands, avals, call: Call, own
 ):
     """Emit a custom call that is for a communicator; avals are of what it sends."""
+    _check_shapes_known(ctx, call, comm)
     rule = jax.ffi.ffi_lowering(
         target.name,
         operand_output_aliases=target.aliases or None,
@@ -284,6 +286,17 @@ def _custom_call(
             params=np.asarray(params, dtype=np.int64),
             part_of=call.part_of,
         )
+
+
+def _check_shapes_known(ctx, call: Call, comm) -> None:
+    """Raise ValueError of symbolic shapes: XLA gives custom calls no others later."""
+    for aval in (*ctx.avals_in, *ctx.avals_out):
+        if not all(isinstance(count, int) for count in aval.shape):
+            raise ValueError(
+                f"{call.where}: an array has the symbolic shape {aval.shape}, and the "
+                f"backend {comm.backend!r} needs numbers. Export the program for each "
+                f"shape, or choose XLA's collectives with backend='xla'."
+            )
 
 
 def _program(ctx, key: int):
