@@ -228,7 +228,7 @@ def _received(operand, output, indices, target):
         to_target, (input_offsets, send_sizes, output_offsets, fits)
     )
     # Which slice ends up in each row.
-    rows = jnp.arange(output.shape[0], dtype=places.dtype)
+    rows = jnp.arange(output.shape[0], dtype=places.dtype)[None]
     slices = jnp.arange(len(places), dtype=places.dtype)[:, None]
     within = (rows >= places[:, None]) & (rows < (places + lengths)[:, None])
     is_alone = within.sum(0) <= 1
@@ -236,7 +236,7 @@ def _received(operand, output, indices, target):
     out = output
     if count > 0:
         source = (chosen // each).astype(places.dtype)
-        row = source * count + begins[chosen] + rows - places[chosen]
+        row = source * count + begins[chosen] + rows[0] - places[chosen]
         sent = jnp.take(jax.lax.collapse(operand, 0, 2), row, 0, mode="clip")
         is_written = within.any(0).reshape(-1, *[1] * (output.ndim - 1))
         out = jnp.where(is_written, sent, output)

@@ -90,7 +90,8 @@ def _broadcast(call: Call, *, root) -> Transposed:
 def _slices_of_rows(x: jax.Array, offsets: jax.Array, sizes: jax.Array) -> jax.Array:
     """Count the slices that hold each row of ``x``, in a shape to compare with it."""
     rows = jnp.arange(x.shape[0], dtype=offsets.dtype)[:, None]
-    count = ((rows >= offsets) & (rows < offsets + sizes)).sum(axis=1)
+    first, end = offsets[None], (offsets + sizes)[None]
+    count = ((rows >= first) & (rows < end)).sum(axis=1)
     return count.reshape(-1, *(1,) * (x.ndim - 1))
 
 
