@@ -31,11 +31,38 @@ CallFacts Sums(int sums = 1, int64_t words = 1, int size = 2) {
 
 // A node where every engine is there, and a policy that leaves all to jaxcomm.
 const EnginePolicy kAny{true, true};
-const EngineTopology kNode{true, true, 1000};
+const EngineTopology kNode{true, false, true, 1000};
+// The same with a process for each GPU.
+const EngineTopology kProcesses{false, true, true, 1000};
 
 void Expect(EngineKind kind, const CallFacts& call, const EnginePolicy& policy = kAny,
             const EngineTopology& topology = kNode) {
   CHECK_TRUE(Choose(call, policy, topology) == kind);
+}
+
+TEST(between_processes_copies_take_what_moves_along_pairs) {
+  constexpr auto kMapped = EngineKind::kMapped, kNccl = EngineKind::kNccl;
+  const auto expect = [](EngineKind kind, const CallFacts& call) {
+    Expect(kind, call, kAny, kProcesses);
+  };
+  CallFacts call = Moves(kLeastMappedBytes, 4);
+  expect(kNccl, call);
+  call.moves_along_pairs = true;
+  expect(kMapped, call);
+  Expect(kNccl, call, {false, true}, kProcesses);
+  call.copies = 5;
+  expect(kNccl, call);
+  call = Moves(kLeastMappedBytes - 1);
+  call.moves_along_pairs = true;
+  expect(kNccl, call);
+  call.bytes_sent = kMostMappedBytes;
+  expect(kMapped, call);
+  ++call.bytes_sent;
+  expect(kNccl, call);
+  call.is_start = true;
+  expect(kMapped, call);
+  call.may_be_captured = true;
+  expect(kNccl, call);
 }
 
 TEST(each_limit_counts) {
@@ -73,13 +100,13 @@ TEST(each_limit_counts) {
   Expect(kSum, Sums(4));
   Expect(kNccl, Sums(5));
   // Numbers of sums are not used again.
-  Expect(kSum, Sums(), kAny, {true, true, 4});
-  Expect(kNccl, Sums(), kAny, {true, true, 3});
+  Expect(kSum, Sums(), kAny, {true, false, true, 4});
+  Expect(kNccl, Sums(), kAny, {true, false, true, 3});
 
   Expect(kNccl, Moves(), {false, true});
   Expect(kNccl, Sums(), {true, false});
-  Expect(kNccl, Moves(), kAny, {false, true, 1000});
-  Expect(kNccl, Sums(), kAny, {true, false, 1000});
+  Expect(kNccl, Moves(), kAny, {false, false, true, 1000});
+  Expect(kNccl, Sums(), kAny, {true, false, false, 1000});
   for (CallFacts each : {Moves(), Sums()}) {
     each.may_be_captured = true;
     Expect(kNccl, each);

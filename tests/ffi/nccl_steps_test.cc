@@ -77,7 +77,7 @@ TEST(a_plan_that_reads_operands_is_refused_by_name) {
   const NcclLibrary library{};
   Recipes recipes(library, 1);
   for (int call = 0; call < 2; ++call) {
-    const Status status = recipes.Find(*site, rank, /*with_copies=*/true).status();
+    const Status status = recipes.Find(*site, rank, {/*of_process=*/true}).status();
     CHECK_TRUE(status.errc() == ErrorCode::kInvalidArgument);
     CHECK_FAILS(status, "ragged_all_to_all(float32[9], ");
     CHECK_FAILS(status, "depends on the values of its operands");

@@ -42,6 +42,40 @@ def test_axes_within_and_across_processes(team):
     assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
 
 
+def copies(here):
+    """Copies between processes, and within one, of odd lengths and of several slots."""
+    mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
+    half = here.values("float32", (4, (5 << 18) + 1), 0)
+    # 33 MiB, and a rank that gets nothing.
+    much = here.values("float32", (4, 33 << 18), 1)
+    pairs = [(0, 3), (3, 1), (1, 0)]
+    permuted = np.zeros_like(much)
+    for source, target in pairs:
+        permuted[target] = much[source]
+    programs = (
+        (lambda x: jaxcomm.ring_shift_start(x, "i").done(), half, np.roll(half, 1, 0)),
+        (lambda x: jaxcomm.ppermute(x, "i", pairs), much, permuted),
+        (
+            lambda x: jax.lax.fori_loop(
+                0, 5, lambda _, x: jaxcomm.ring_shift_start(x, "i").done() * 2, x
+            ),
+            half,
+            np.roll(half, 5, 0) * 32,
+        ),
+    )
+    counts = []
+    for function, x, expected in programs:
+        for _ in range(2):
+            here.identical(mesh, here.run(mesh, function, x), expected)
+        counts.append(jaxcomm.communicators()[0].stats()["copied_calls"])
+    held = jaxcomm.communicators()[0].stats()["device_bytes"]
+    return counts, held > (32 << 20)
+
+
+def test_what_only_moves_is_copied_between_processes(team):
+    assert team.call(copies) == [[[2, 4, 14], True]] * 2
+
+
 def one_loses_the_mesh_s_own(here):
     mesh = here.mesh(2, 2)
     jaxcomm.init(mesh, lanes="one")

@@ -26,5 +26,7 @@ def check(case, processes, folder, variables, size=1 << 10):
     assert job.returncode == 0, said
     verdicts = [line for line in said.splitlines() if "VERDICT" in line]
     assert not [line for line in verdicts if "FAILED" in line]
-    # Five of each survivor, and two of a rank that comes too late.
-    assert len(verdicts) == 5 * (processes - 1) + 2 * (case == "late")
+    # Five of each survivor. A rank that comes too late is told, which are two, unless
+    # the launcher has ended it by then.
+    more = len(verdicts) - 5 * (processes - 1)
+    assert more in ((0, 2) if case == "late" else (0,))

@@ -257,6 +257,34 @@ Result cuStreamIsCapturing(Stream stream, CaptureStatus* status) {
   return kSuccess;
 }
 
+Result cuStreamBatchMemOp_v2(Stream stream, unsigned count, MemoryOperation* operations,
+                             unsigned) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuStreamBatchMemOp_v2", 0, fake::Number(stream),
+                    static_cast<int64_t>(count));
+  JAXCOMM_FAKE_STREAM(found, stream);
+  // As in CUDA.
+  if (count == 0 || count > 256) return kInvalidValue;
+  for (unsigned i = 0; i < count; ++i) {
+    if (operations[i].address % sizeof(uint64_t) != 0) return kInvalidValue;
+  }
+  // The caller's memory is its own again once this returns.
+  found->Enqueue([all = std::vector<MemoryOperation>(operations, operations + count)] {
+    for (const MemoryOperation& each : all) {
+      auto* const word = reinterpret_cast<uint64_t*>(each.address);
+      if (each.kind == MemoryOperation::kWrite) {
+        __atomic_store_n(word, each.value, __ATOMIC_RELEASE);
+        continue;
+      }
+      while (static_cast<int64_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) -
+                                  each.value) < 0 &&
+             fake::DeviceFailure() == kSuccess) {
+        std::this_thread::sleep_for(fake::kLook);
+      }
+    }
+  });
+  return kSuccess;
+}
+
 Result cuEventCreate(Event* event, unsigned) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuEventCreate");
   const int device = fake::CurrentDevice();

@@ -112,7 +112,7 @@ KILLED = [
         "*all_gather small_behind_on_other_lane", "psum_large lax_behind",
         "*psum_small lax_behind", "psum_large compute_behind",
         "psum_small compute_behind", "*pair compute_beside", "psum_large eight_live",
-        "*ppermute eight_live", "product sibling",
+        "*ppermute eight_live", "product sibling", "*hop alone",
         on_failure="exit",
     ),
     *_all(
@@ -121,15 +121,15 @@ KILLED = [
     ),
     *_all(
         "killed", "*psum_large alone", "psum_small idle_lane", "pair eight_live",
-        "*product sibling", "psum_large lax_behind",
+        "*product sibling", "psum_large lax_behind", "*hop idle_lane",
     ),
 ]  # fmt: skip
 LATE = [
     *_all(
         "late", "psum_large alone", "psum_small alone", "pair idle_lane",
-        "product sibling", "*ppermute small_behind",
+        "product sibling", "*ppermute small_behind", "hop alone",
     ),
-    *_all("late", "*psum_large alone", on_failure="exit"),
+    *_all("late", "*psum_large alone", "hop small_behind", on_failure="exit"),
 ]  # fmt: skip
 FIRST_USE = [
     *_all(
@@ -165,12 +165,13 @@ POISON_ACROSS_PROCESSES = [
     *_all(
         "killed", "*psum_large alone", "psum_small alone", "product sibling",
         "all_gather idle_lane", "pair compute_beside",
-        "*psum_large small_behind_on_other_lane", on_failure="poison",
+        "*psum_large small_behind_on_other_lane", "*hop small_behind", "hop sibling",
+        on_failure="poison",
     ),
-    *_all("killed_in_loop", "*psum_large alone", on_failure="poison"),
+    *_all("killed_in_loop", "*psum_large alone", "*hop alone", on_failure="poison"),
     *_all(
         "late", "*psum_large alone", "psum_small alone", "ppermute small_behind",
-        "product sibling", on_failure="poison",
+        "product sibling", "*hop small_behind", on_failure="poison",
     ),
     *_all("exits", "psum_large alone", on_failure="poison"),
 ]  # fmt: skip

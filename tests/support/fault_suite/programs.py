@@ -43,8 +43,9 @@ class Sizes:
 # 16 MiB and 1 KiB. Such a product takes an H100 about 11 ms in float32. All turns fit
 # into a stream's queue, which holds 1024 things: each is a product, a copy and a count.
 GPU_SIZES = Sizes(large=1 << 22, small=256, rows=4096, side=8192, turns=200)
-# Over 1 MiB, up to which our kernel adds on two ranks.
-CPU_SIZES = Sizes(large=1 << 19, small=256, rows=128, side=128, turns=1000)
+# Over 1 MiB, up to which our kernel adds on two ranks; and 4 MiB, from which on copy
+# engines send what is started.
+CPU_SIZES = Sizes(large=1 << 20, small=256, rows=128, side=128, turns=1000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,11 @@ OPERATIONS = {
         lambda rows: rows.reshape(RANKS, RANKS, -1).swapaxes(0, 1).reshape(RANKS, -1),
     ),
     "pair": Operation("psum", lambda x: jaxcomm.psum_start(x, AXIS).done(), _sums),
+    "hop": Operation(
+        "ring_shift",
+        lambda x: jaxcomm.ring_shift_start(x, AXIS).done(),
+        lambda rows: rows[::-1],
+    ),
     "product": Operation("psum", _product, _products),
 }
 

@@ -21,7 +21,12 @@ Status Engines::Make(FlightRecorder& recorder) {
     streams.push_back(rank->split_phase.stream());
   }
   ASSIGN_OR_RETURN(data_dependent_, DataDependent::Create(parts_, nccl_));
-  if (policy_.copy_engines && parts_.spec.num_ranks() == parts_.ranks.size()) {
+  const bool is_of_process = parts_.spec.num_ranks() == parts_.ranks.size();
+  if (policy_.copy_engines && !is_of_process) {
+    ASSIGN_OR_RETURN(mapped_, MappedCopies::Create(parts_));
+    parts_.health.Add(*mapped_);
+  }
+  if (policy_.copy_engines && is_of_process) {
     ASSIGN_OR_RETURN(std::unique_ptr<PeerCopies> copies,
                      PeerCopies::Create(parts_.library, recorder, facts));
     if (copies != nullptr) {
@@ -43,16 +48,19 @@ Status Engines::Make(FlightRecorder& recorder) {
 }
 
 Status Engines::Connect() {
+  if (mapped_ != nullptr) RETURN_IF_ERROR(mapped_->Share());
   return one_shot_ == nullptr ? OkStatus() : one_shot_->ShareInboxes();
 }
 
 void Engines::Leave() {
+  if (mapped_ != nullptr) mapped_->Leave();
   if (one_shot_ != nullptr) one_shot_->sums().Leave();
 }
 
 EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   EngineTopology topology;
   topology.can_copy = copy_ != nullptr;
+  topology.can_map = CanMap(place);
   if (one_shot_ != nullptr) {
     topology.can_add = one_shot_->sums().takes_part(place);
     topology.sums_left = one_shot_->sums().sums_left(place);
@@ -62,7 +70,10 @@ EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
 
 ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
                                        bool is_start) {
-  const auto recipe = recipes_.Find(*call.site, rank.facts, copy_ != nullptr);
+  const bool can_map = CanMap(rank.facts.place);
+  const auto recipe =
+      recipes_.Find(*call.site, rank.facts,
+                    {copy_ != nullptr, can_map ? MappedCopies::kSlotBytes : 0});
   if (recipe.has_error()) {
     rank.queue.Refuse(call);
     return recipe.error();
@@ -70,8 +81,8 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
   CallFacts facts = (*recipe)->facts;
   facts.may_be_captured = call.may_be_captured;
   facts.is_start = is_start;
-  facts.is_symmetric = copy_ != nullptr && nccl_.IsSymmetric(call, rank);
-  Engine* const engines[] = {&nccl_, copy_.get(), one_shot_.get()};
+  facts.is_symmetric = (copy_ != nullptr || can_map) && nccl_.IsSymmetric(call, rank);
+  Engine* const engines[] = {&nccl_, copy_.get(), mapped_.get(), one_shot_.get()};
   return Chosen{*recipe, engines[static_cast<int>(ChooseFor(facts, rank.facts.place))]};
 }
 
@@ -115,6 +126,7 @@ std::string Engines::one_shot_text() const {
 
 int64_t Engines::device_bytes() const {
   return data_dependent_->device_bytes() +
+         (mapped_ == nullptr ? 0 : mapped_->device_bytes()) +
          (one_shot_ == nullptr ? 0 : one_shot_->sums().device_bytes());
 }
 

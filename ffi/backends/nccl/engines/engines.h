@@ -9,6 +9,7 @@
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/copy_engine.h"
 #include "ffi/backends/nccl/engines/data_dependent.h"
+#include "ffi/backends/nccl/engines/mapped_copies.h"
 #include "ffi/backends/nccl/engines/nccl_engine.h"
 #include "ffi/backends/nccl/engines/one_shot_engine.h"
 #include "ffi/backends/nccl/failure/health.h"
@@ -56,6 +57,9 @@ class Engines {
 
   ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool is_start);
   EngineKind ChooseFor(const CallFacts& facts, size_t place) const;
+  bool CanMap(size_t place) const {
+    return mapped_ != nullptr && mapped_->takes_part(place);
+  }
 
   NcclParts& parts_;
   const EnginePolicy policy_;
@@ -63,6 +67,7 @@ class Engines {
   NcclEngine nccl_;
   std::unique_ptr<DataDependent> data_dependent_;
   std::unique_ptr<CopyEngine> copy_;         // null where NCCL moves all
+  std::unique_ptr<MappedCopies> mapped_;     // null where no process needs it
   std::unique_ptr<OneShotEngine> one_shot_;  // null where NCCL adds all
 };
 

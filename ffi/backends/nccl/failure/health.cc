@@ -412,7 +412,8 @@ void Health::AbortRank(LocalRank& rank, Ends what) {
     end.emplace(kAbortSeconds, StrCat("NCCL did not end ", NameOf(spec_), " within ",
                                       kAbortSeconds, " s"));
   }
-  for (Engine* engine : engines_) engine->Abort(rank);
+  // NCCL last, which was added first: its abort waits for the device.
+  for (size_t i = engines_.size(); i-- > 0;) engines_[i]->Abort(rank);
 }
 
 }  // namespace jaxcomm

@@ -24,12 +24,12 @@ using Stream = void*;
 using Event = struct EventHandle*;
 using Module = struct ModuleHandle*;
 using Function = struct FunctionHandle*;
+using Pointer = uint64_t;
 
 // Names memory to another process.
 struct IpcHandle {
   char reserved[64];
 };
-using Pointer = uint64_t;
 using HostFunction = void (*)(void*);
 
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1 };
@@ -38,6 +38,19 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr int kHighestPriority = -16;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kIpcEnablePeerAccess = 1;
+
+// What a stream does with a word of memory, without a kernel: CUstreamBatchMemOpParams.
+struct MemoryOperation {
+  enum Kind : unsigned { kWait = 4, kWrite = 5 };  // of 64 bits
+
+  Kind kind = kWait;
+  Pointer address = 0;
+  uint64_t value = 0;
+  unsigned flags = 0;  // 0: a wait ends at this value or a greater one
+  Pointer alias = 0;
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(MemoryOperation) == 48);
 
 // name as exported, name of ours, result, parameters.
 // clang-format off
@@ -60,6 +73,8 @@ inline constexpr unsigned kIpcEnablePeerAccess = 1;
   F(cuStreamSynchronize, StreamSynchronize, (Stream))                               \
   F(cuStreamWaitEvent, StreamWaitEvent, (Stream, Event, unsigned))                  \
   F(cuStreamIsCapturing, StreamIsCapturing, (Stream, CaptureStatus*))               \
+  F(cuStreamBatchMemOp_v2, StreamBatchMemOp,                                        \
+    (Stream, unsigned, MemoryOperation*, unsigned))                                 \
   F(cuLaunchHostFunc, LaunchHostFunc, (Stream, HostFunction, void*))                \
   F(cuEventCreate, EventCreate, (Event*, unsigned))                                 \
   F(cuEventDestroy_v2, EventDestroy, (Event))                                       \

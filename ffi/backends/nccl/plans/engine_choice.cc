@@ -1,5 +1,7 @@
 #include "ffi/backends/nccl/plans/engine_choice.h"
 
+#include <algorithm>
+
 namespace jaxcomm {
 namespace {
 
@@ -13,6 +15,14 @@ bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
          // NCCL has kernels of its own for symmetric memory, but none that send along
          // pairs.
          (!call.is_symmetric || call.moves_along_pairs);
+}
+
+bool IsMapped(const CallFacts& call, const EnginePolicy& policy,
+              const EngineTopology& topology) {
+  return policy.copy_engines && topology.can_map && call.moves_along_pairs &&
+         call.bytes_sent >=
+             std::max(kLeastMappedBytes, call.copies * kLeastBytesOfCopy) &&
+         (call.is_start || call.bytes_sent <= kMostMappedBytes);
 }
 
 bool IsOneShot(const CallFacts& call, const EnginePolicy& policy,
@@ -30,7 +40,8 @@ EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,
   // when a CUDA graph is, which recorded it.
   if (call.size < 2 || call.may_be_captured) return EngineKind::kNccl;
   if (call.only_moves) {
-    return IsCopied(call, policy, topology) ? EngineKind::kCopy : EngineKind::kNccl;
+    if (IsCopied(call, policy, topology)) return EngineKind::kCopy;
+    return IsMapped(call, policy, topology) ? EngineKind::kMapped : EngineKind::kNccl;
   }
   const bool is_sum = call.sums > 0 && IsOneShot(call, policy, topology);
   return is_sum ? EngineKind::kOneShot : EngineKind::kNccl;

@@ -46,21 +46,26 @@ Natives NativesOf(const nccl::Api& api) {
 }  // namespace
 
 ErrorOr<const Recipe*> Recipes::Find(const CallSite& site, const RankFacts& rank,
-                                     bool with_copies) {
+                                     const CopyKinds& copies) {
   OfRank& own = of_ranks_[rank.place];
   MutexLock lock(own.mutex);
-  return own.recipes.Find(site, [&] { return Make(site, rank, with_copies); });
+  return own.recipes.Find(site, [&] { return Make(site, rank, copies); });
 }
 
 ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
-                              bool with_copies) {
+                              const CopyKinds& copies) {
   ASSIGN_OR_RETURN(const Plan plan, site.MakePlan(rank.size, /*operands_of=*/nullptr));
   Recipe made;
   ASSIGN_OR_RETURN(made.steps,
                    MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
   // Most calls are too small for copies, and their copies are never counted.
-  if (with_copies && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfStart) {
+  const bool may_copy = copies.of_process || copies.slot_bytes > 0;
+  if (may_copy && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfStart) {
     made.copies = CopiesOf(site, plan);
+    if (copies.slot_bytes > 0 && !made.copies->parts.empty()) {
+      made.mapped = std::make_shared<const MappedPlan>(
+          MakeMappedPlan(*made.copies, rank.rank, copies.slot_bytes));
+    }
   }
   made.facts = FactsOf(site, plan, made);
   return made;

@@ -10,6 +10,7 @@
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/backends/nccl/plans/engine_choice.h"
+#include "ffi/backends/nccl/plans/mapped_plan.h"
 #include "ffi/backends/nccl/plans/peer_plan.h"
 #include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/base/status.h"
@@ -24,6 +25,14 @@ struct Recipe {
   CallFacts facts;  // but for those of one call
   // The copies of all ranks; null if there are too few bytes for them, or nobody asked.
   std::shared_ptr<const PeerPlan> copies;
+  // The rank's part of them between processes; null where nobody asked.
+  std::shared_ptr<const MappedPlan> mapped;
+};
+
+// Who may do what only moves bytes, instead of NCCL.
+struct CopyKinds {
+  bool of_process = false;  // see PeerCopies
+  size_t slot_bytes = 0;    // of MappedCopies; 0: not they
 };
 
 // The recipes of the ranks of one communicator in this process. Thread-safe.
@@ -34,9 +43,8 @@ class Recipes {
       : library_(library), of_ranks_(ranks) {}
 
   // Finds the recipe of a rank at a call site. Fails if NCCL cannot do the call.
-  // `with_copies`: whether copy engines may do it.
   ErrorOr<const Recipe*> Find(const CallSite& site, const RankFacts& rank,
-                              bool with_copies);
+                              const CopyKinds& copies);
 
  private:
   // Ranks call at the same time: each has a lock of its own.
@@ -45,7 +53,8 @@ class Recipes {
     DerivedCache<Recipe> recipes GUARDED_BY(mutex);
   };
 
-  ErrorOr<Recipe> Make(const CallSite& site, const RankFacts& rank, bool with_copies);
+  ErrorOr<Recipe> Make(const CallSite& site, const RankFacts& rank,
+                       const CopyKinds& copies);
   // The copies of all ranks of a group.
   std::shared_ptr<const PeerPlan> CopiesOf(const CallSite& site, const Plan& plan);
 

@@ -1,0 +1,262 @@
+#include "ffi/backends/nccl/engines/mapped_copies.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "ffi/backends/nccl/library/primary_contexts.h"
+#include "ffi/os/start_thread.h"
+
+namespace jaxcomm {
+namespace {
+
+using MemOp = cuda::MemoryOperation;
+
+constexpr size_t kStagedBytes = MappedCopies::kSlots * MappedCopies::kSlotBytes;
+// A word has a line of its own: two processes write to neighbours.
+constexpr size_t kLineBytes = 128;
+constexpr size_t kWords = PeerMemory::kMostRanks * MappedCopies::kSlots;
+constexpr size_t kWordBytes = 2 * kWords * kLineBytes;
+
+// In a rank's memory, behind the slots: the last chunk that another rank has staged for
+// it, and the last that this one has pulled from it.
+cuda::Pointer StagedBy(cuda::Pointer memory, int rank, size_t slot) {
+  const size_t word = static_cast<size_t>(rank) * MappedCopies::kSlots + slot;
+  return memory + kStagedBytes + word * kLineBytes;
+}
+cuda::Pointer PulledBy(cuda::Pointer memory, int rank, size_t slot) {
+  return StagedBy(memory, rank, slot) + kWords * kLineBytes;
+}
+
+// Later than every chunk.
+constexpr uint64_t kReleased = uint64_t{1} << 62;
+// How long the end waits for those that pull.
+constexpr auto kGrace = std::chrono::seconds(10);
+constexpr auto kLook = std::chrono::milliseconds(1);
+
+cuda::Pointer PointerOf(const void* address) {
+  return reinterpret_cast<cuda::Pointer>(address);
+}
+
+}  // namespace
+
+ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(NcclParts& parts) {
+  std::unique_ptr<MappedCopies> made(new MappedCopies(parts));
+  ASSIGN_OR_RETURN(made->memory_, PeerMemory::Create(parts, kStagedBytes + kWordBytes,
+                                                     /*zeroed=*/kWordBytes));
+  for (const auto& rank : parts.ranks) {
+    if (rank->facts.size < 2) continue;
+    CurrentContext current(parts.library.cuda, rank->facts.context);
+    Member& member = made->members_[rank->facts.place];
+    RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.StreamCreateWithPriority,
+                                      &member.apart, cuda::kStreamNonBlocking,
+                                      cuda::kHighestPriority));
+    // A device without words of 64 bits refuses the first.
+    const cuda::Pointer own = made->memory_->own(rank->facts.place);
+    Operations words = {{MemOp::kWrite, StagedBy(own, 0, 0), 0}};
+    if (own == 0) continue;
+    if (Status able = made->Flush(words, member.apart); able.failure()) {
+      made->memory_->SetUnable(rank->facts.place, able);
+    }
+  }
+  return made;
+}
+
+MappedCopies::~MappedCopies() {
+  Leave();
+  for (const auto& rank : parts_.ranks) {
+    const Member& member = members_[rank->facts.place];
+    CurrentContext current(parts_.library.cuda, rank->facts.context);
+    for (const auto& [stream, event] : member.last) {
+      parts_.library.cuda.EventDestroy(event);
+    }
+    if (member.apart != nullptr) parts_.library.cuda.StreamDestroy(member.apart);
+  }
+}
+
+Status MappedCopies::Share() { return memory_->Share(); }
+
+Status MappedCopies::Copy(cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                          cuda::Stream stream) {
+  return parts_.library.Try(parts_.library.cuda.MemcpyDtoDAsync, to, from, bytes,
+                            stream);
+}
+
+Status MappedCopies::Flush(Operations& operations, cuda::Stream stream) {
+  if (operations.empty()) return OkStatus();
+  const Status status = parts_.library.Try(parts_.library.cuda.StreamBatchMemOp, stream,
+                                           static_cast<unsigned>(operations.size()),
+                                           operations.data(), 0u);
+  operations.clear();
+  return status;
+}
+
+Status MappedCopies::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
+                             cuda::Stream stream) {
+  RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
+    return Launch(*recipe.mapped, call, rank.facts, stream);
+  }));
+  rank.queue.counts().Add(*call.site, CallCounts::Kind::kCopied);
+  return OkStatus();
+}
+
+Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
+                            const RankFacts& rank, cuda::Stream stream) {
+  for (const Step& step : plan.local) {
+    RETURN_IF_ERROR(
+        RunLocalStep(parts_.library, step, call.operands, call.results, stream));
+  }
+  for (const MappedPlan::Chunk& chunk : plan.chunks) {
+    RETURN_IF_ERROR(LaunchChunk(chunk, call, rank, stream));
+  }
+  RETURN_IF_ERROR(Flush(members_[rank.place].operations, stream));
+  return RecordLast(members_[rank.place], stream);
+}
+
+Status MappedCopies::RecordLast(Member& member, cuda::Stream stream) {
+  auto found = std::find_if(member.last.begin(), member.last.end(),
+                            [&](const auto& each) { return each.first == stream; });
+  if (found == member.last.end()) {
+    cuda::Event event = nullptr;
+    RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.EventCreate, &event,
+                                       cuda::kEventDisableTiming));
+    found = member.last.insert(found, {stream, event});
+  }
+  return parts_.library.Try(parts_.library.cuda.EventRecord, found->second, stream);
+}
+
+bool MappedCopies::IsBusy(const RankFacts& rank) const {
+  CurrentContext current(parts_.library.cuda, rank.context);
+  const auto& last = members_[rank.place].last;
+  return std::any_of(last.begin(), last.end(), [&](const auto& each) {
+    return parts_.library.cuda.EventQuery(each.second) == cuda::kNotReady;
+  });
+}
+
+Status MappedCopies::LaunchChunk(const MappedPlan::Chunk& chunk, const Call& call,
+                                 const RankFacts& rank, cuda::Stream stream) {
+  Member& member = members_[rank.place];
+  Operations& operations = member.operations;
+  const uint64_t number = ++member.chunk;
+  const size_t slot = number % kSlots;
+  const cuda::Pointer own = memory_->own(rank.place);
+  if (!chunk.stages.empty()) {
+    Member::Used& used = member.used[slot];
+    for (int target : used.targets) {
+      operations.push_back({MemOp::kWait, PulledBy(own, target, slot), used.chunk});
+    }
+    RETURN_IF_ERROR(Flush(operations, stream));
+    used.targets = chunk.targets;
+    used.chunk = number;
+  }
+  for (const MappedPlan::Stage& stage : chunk.stages) {
+    RETURN_IF_ERROR(Copy(
+        own + slot * kSlotBytes + stage.at,
+        PointerOf(call.operands[stage.leaf]) + static_cast<cuda::Pointer>(stage.from),
+        stage.bytes, stream));
+  }
+  for (int target : chunk.targets) {
+    const cuda::Pointer word =
+        StagedBy(memory_->of(rank.place, target), rank.rank, slot);
+    operations.push_back({MemOp::kWrite, word, number});
+  }
+  // In one wait with the others: who comes first waits for who comes last.
+  for (int source : chunk.sources) {
+    operations.push_back({MemOp::kWait, StagedBy(own, source, slot), number});
+  }
+  if (!chunk.pulls.empty()) RETURN_IF_ERROR(Flush(operations, stream));
+  for (const MappedPlan::Pull& pull : chunk.pulls) {
+    RETURN_IF_ERROR(
+        Copy(PointerOf(call.results[pull.leaf]) + static_cast<cuda::Pointer>(pull.to),
+             memory_->of(rank.place, pull.source) + slot * kSlotBytes + pull.at,
+             pull.bytes, stream));
+  }
+  for (int source : chunk.sources) {
+    const cuda::Pointer word =
+        PulledBy(memory_->of(rank.place, source), rank.rank, slot);
+    operations.push_back({MemOp::kWrite, word, number});
+  }
+  return OkStatus();
+}
+
+bool MappedCopies::Release(const RankFacts& rank) {
+  const cuda::Pointer own = memory_->own(rank.place);
+  Operations words;
+  for (int other = 0; other < rank.size; ++other) {
+    for (size_t slot = 0; slot < kSlots; ++slot) {
+      words.push_back({MemOp::kWrite, StagedBy(own, other, slot), kReleased});
+      words.push_back({MemOp::kWrite, PulledBy(own, other, slot), kReleased});
+    }
+  }
+  CurrentContext current(parts_.library.cuda, rank.context);
+  return Flush(words, members_[rank.place].apart).success();
+}
+
+// Again and again: a rank that still lives may write an earlier number. On a thread of
+// its own, since what waits behind NCCL's operations goes on once these are aborted.
+void MappedCopies::ReleaseAll() {
+  const auto end = std::chrono::steady_clock::now() + kGrace;
+  bool waits = true;
+  while (waits && std::chrono::steady_clock::now() < end) {
+    waits = false;
+    for (const auto& rank : parts_.ranks) {
+      if (!takes_part(rank->facts.place)) continue;
+      // Nobody launches any more: the communicator has failed.
+      if (IsBusy(rank->facts) && Release(rank->facts)) waits = true;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+void MappedCopies::Abort(LocalRank& rank) {
+  MutexLock lock(releasing_);
+  if (releaser_.joinable() || !takes_part(rank.facts.place)) return;
+  ErrorOr<std::thread> started =
+      StartThread([this] { ReleaseAll(); }, "jaxcomm-release");
+  if (started) {
+    releaser_ = std::move(*started);
+  } else {
+    (void)Release(rank.facts);
+  }
+}
+
+bool MappedCopies::IsUnusedSoon(const RankFacts& rank) {
+  const cuda::Api& cuda = parts_.library.cuda;
+  Member& member = members_[rank.place];
+  const cuda::Pointer own = memory_->own(rank.place);
+  Operations waits;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    for (int target : member.used[slot].targets) {
+      waits.push_back(
+          {MemOp::kWait, PulledBy(own, target, slot), member.used[slot].chunk});
+    }
+  }
+  CurrentContext current(cuda, rank.context);
+  if (Flush(waits, member.apart).failure()) return true;  // nothing runs there now
+  const auto end = std::chrono::steady_clock::now() + kGrace;
+  while (cuda.StreamQuery(member.apart) == cuda::kNotReady) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+  return true;
+}
+
+void MappedCopies::Leave() {
+  if (has_left_) return;
+  has_left_ = true;
+  {
+    MutexLock lock(releasing_);
+    if (releaser_.joinable()) releaser_.join();
+  }
+  bool is_busy = false;
+  for (const auto& rank : parts_.ranks) {
+    if (!takes_part(rank->facts.place)) continue;
+    is_busy = is_busy || IsBusy(rank->facts);
+    // A process that has ended pulls nothing more, and says nothing of it.
+    const bool failed = parts_.health.state() == Health::State::kFailed;
+    if (failed || !IsUnusedSoon(rank->facts)) memory_->KeepOwn();
+  }
+  // What a stream still reads stays mapped.
+  if (!is_busy) memory_->Unmap();
+}
+
+}  // namespace jaxcomm
