@@ -102,7 +102,8 @@ def _compared(
     flops = float(by_group.max()) * per_pair
 
     def seconds(work, sent, sends):
-        compute = work / machine.flops
+        # The own block is a step, and so is what each send of a forward pass brings.
+        compute = work / machine.flops + (cost.sends + 1) * machine.step
         wire = sent / machine.bytes_per_second + sends * machine.latency
         hidden = 0.0
         if cost.overlaps and sends:
