@@ -65,8 +65,11 @@ class CommPolicy:
         applies if a rank sends 32 MiB or more, 4 MiB in a split-phase call, and all
         ranks share a process with peer access. Except for ``ppermute``, arrays must not
         lie in symmetric memory. Each rank waits on the host for its peers, for 2 s at
-        most and once in a run of a program; NCCL takes over from then on. If None, True
-        unless ``command_buffers``, which cannot record it.
+        most and once in a run of a program; NCCL takes over from then on. Between
+        processes of a host they do ``ppermute`` and ``ring_shift`` of 4 to 64 MiB, and
+        of 4 MiB or more in a split-phase call. Nothing waits on the host there, and a
+        communicator takes 32 MiB of each GPU. If None, True unless
+        ``command_buffers``, which cannot record it.
       one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
         one step: every GPU writes to all others, and adds by the tree over the ranks.
         It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an

@@ -141,6 +141,8 @@ _PEER = 384 * _MIB
 _CHANNELS = 32
 # NCCL's buffer for a network, one for all peers: NCCL issue 2363.
 _NETWORK = 512 * _MIB
+# Of copies between processes: MappedCopies of the extension.
+_MAPPED = 32 * _MIB
 
 # Sizes of the extension's C++, once more, so that a plan needs no extension. A test
 # compares them.
@@ -260,6 +262,8 @@ def _on_device(group, policy, base, sends_to_all) -> int:
         size += _NETWORK
     if policy.uses_one_shot and group.hosts == 1:
         size += inbox_bytes(group.size)
+    if policy.uses_copy_engines and group.hosts == 1 < group.processes:
+        size += _MAPPED
     return size
 
 

@@ -67,5 +67,6 @@ def _value(operand, known: Known) -> int | None:
     if not isinstance(operand, jax.extend.core.Literal):
         return known.get(operand)
     value: Any = operand.val
-    is_number = np.ndim(value) == 0 and np.issubdtype(operand.aval.dtype, np.integer)
+    dtype = np.asarray(value).dtype
+    is_number = np.ndim(value) == 0 and np.issubdtype(dtype, np.integer)
     return int(value) if is_number else None
