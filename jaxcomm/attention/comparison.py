@@ -62,7 +62,7 @@ class Comparison:
                 "Per rank. Bytes by formula. Time of both passes, over the least, by a "
                 f"model: {self.machine.flops:.3g} FLOP/s, "
                 f"{self.machine.bytes_per_second:.3g} B/s, {self.machine.latency:.2g} "
-                f"s a send ({self.machine.source}).",
+                f"s a send, {self.machine.step:.2g} s a step ({self.machine.source}).",
             ]
         )
 

@@ -1,4 +1,4 @@
-"""What "auto" chooses, as it always did; docs/planning.md has the bytes of others."""
+"""What "auto" chooses; docs/planning.md has the bytes of others."""
 
 import dataclasses
 import itertools
@@ -40,12 +40,12 @@ def test_a_choice_keeps_nothing_of_a_layout_that_is_traced():
 
 # By machine and schedule, a letter for each problem of the next test.
 CHOICES = {
-    ("gpu", "contiguous"): "rrrrrrrrrrrruuhhuuhhuuhhaaaaaaaaaaaa"
-    "rrhhrrhhuuhhuuuuuuuuaaaauuhhuuhhrrhh",
-    ("gpu", "zigzag"): "rrrrrrrrrrrrrrrrrrhhrrrraaaaaaaaaaaa"
-    "rrrrrrhhrrhhuuuuuuuuaaaarrrrrrhhrrhh",
-    ("gpu", "striped"): "rrrrrrrrrrrrrrrrrrrrrrrraaaaaaaaaaaa"
-    "rrrrrrsarruuuuuuuuuuaaaarruurruurraa",
+    ("gpu", "contiguous"): "aaaaaaaaaaaauuaauuuuuuaaaaaaaaaaaaaa"
+    "sahhsahhuuhhuuuuuuuuaaaauuhhuuhhaahh",
+    ("gpu", "zigzag"): "aaaaaaaaaaaaaaaauuuuaaaaaaaaaaaaaaaa"
+    "aahhaahhuuuuuuuuuuuuaaaauuhhuuuuaahh",
+    ("gpu", "striped"): "aaaaaaaaaaaaaaaauuuuaaaaaaaaaaaaaaaa"
+    "aaaaaaaauuuuuuuuuuuuaaaauuuuuuuuaaaa",
     ("cpu", "contiguous"): "uuuuuuuuuuuuuuuuuuuuuuuusrrrsrrruuuu"
     "srhhsrhhuuhhuuuuuuuusrrruuhhuuhhsrhh",
     ("cpu", "zigzag"): "rrrrrrrrrrrrrruurruurruurrrrrrrrrruu"
@@ -55,11 +55,12 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("machine", "schedule"), CHOICES)
-def test_choices_are_those_of_the_first_model_of_times(machine, schedule):
+def test_choices_are_those_of_the_model_of_times(machine, schedule):
     """A change that moves one of them needs a run that shows the new one faster.
 
-    Twelve moved to Ulysses, by up to 9 % of the model's time, when the bytes of its way
-    back became those of its program: tests/planning/test_strategies.py.
+    Those of GPUs moved from the ring for few tokens, once the model knew what a step
+    takes. On four H100s, 4,096 tokens with their gradients took 2.3 times as long by
+    the ring as by all_gather, and 8,192 took 1.4 times as long as by Ulysses.
     """
     found = ""
     for size, tokens, (heads, key_heads), window in itertools.product(

@@ -223,6 +223,7 @@ class Cost(NamedTuple):
       memory: bytes of keys and values held at once, forward.
       overlaps: whether it computes while it sends.
       width: how many ranks share the work of their queries equally.
+      steps: attentions of a pass that follow one another.
     """
 
     sends: int
@@ -231,6 +232,7 @@ class Cost(NamedTuple):
     memory: float
     overlaps: bool = False
     width: int = 1
+    steps: int = 1
 
 
 class Strategy(abc.ABC):
