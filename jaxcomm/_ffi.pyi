@@ -148,6 +148,11 @@ def forget_failures() -> None:
     Has first_failure() tell of those that come: all communicators are closed.
     """
 
+def wait_for_aborts(seconds: float) -> bool:
+    """
+    Waits for threads that abort operations of NCCL; returns whether all are done.
+    """
+
 def fail_worlds(reason: str) -> None:
     """
     Fails the communicators of NCCL that span processes: another process failed.

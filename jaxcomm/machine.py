@@ -23,7 +23,7 @@ class Machine:
       host: devices of a host.
       memory: bytes of one device; 0 if unknown.
       step: seconds that a step of attention takes beside its products and sends. Its
-        kernels are small, have to be started, and merge what they compute.
+        kernels are small, and have to be started.
 
     Example:
       >>> machine = jaxcomm.Machine.named("h200")
@@ -87,11 +87,11 @@ def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:
         raise ValueError(f"Machine: {name} must be a positive number, got {value!r}")
 
 
-# Of a step: on four H100s, causal layers of 4,096 to 32,768 tokens (32/8 heads of 128),
-# with their gradients, took 1.1 to 1.6 ms more by a ring of four steps than this model
-# had it, and 0.2 more by Ulysses, which has one.
+# A step: causal layers of 4,096 to 16,384 tokens (32/8 heads of 128) with their
+# gradients took more than the rest of the model says. On four H100s a ring took 1.1 to
+# 1.3 ms more, all_gather 0.3 to 0.7, Ulysses 0.2. On two, each took 0.3 to 0.5 more.
 _H200 = Machine(
-    *(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink"), memory=141e9, step=120e-6
+    *(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink"), memory=141e9, step=75e-6
 )
 # The FLOP/s of attention and NVLink's rate are measured on two H200s. H100s have the
 # same chip and links. Numbers of a B200 are those of an H200, scaled by 2.

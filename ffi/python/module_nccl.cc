@@ -224,6 +224,10 @@ void BindNccl(nb::module_& m) {
         "What failed first of this process's collectives over NCCL, or \"\".");
   m.def("forget_failures", &ForgetFailures,
         "Has first_failure() tell of those that come: all communicators are closed.");
+  m.def(
+      "wait_for_aborts", &Health::WaitForAborts, nb::arg("seconds"),
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Waits for threads that abort operations of NCCL; returns whether all are done.");
   m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),

@@ -111,7 +111,7 @@ def compare_strategies(
     ...     layout, heads=32, key_heads=8, head_size=128, is_causal=True
     ... )
     >>> found.chosen, found.rows["ring"].sends
-    ('ring', 7)
+    ('ulysses', 7)
     """
     key_layout = layout if key_layout is None else key_layout
     if axis_sizes is not None:

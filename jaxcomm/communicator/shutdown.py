@@ -8,8 +8,10 @@ from collections.abc import Iterable
 
 import jax
 
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import cache, forks, settling
 from jaxcomm.communicator.communicator import Communicator
+from jaxcomm.errors import CommunicatorError
 
 # A process that ends early takes its collectives from the others, which then report a
 # failure. A collective that hangs must not delay the end. So there are two bounds: on
@@ -81,6 +83,8 @@ def _at_exit() -> None:
         # Ranks still waiting raise instead of holding the process up.
         cache.finalize_at_exit(_MOST_SECONDS)
         settling.stop()
+        with contextlib.suppress(CommunicatorError):  # without the extension
+            _ffi.wait_for_aborts(_MOST_SECONDS)
 
 
 def prepare() -> None:

@@ -40,11 +40,11 @@ def test_a_choice_keeps_nothing_of_a_layout_that_is_traced():
 
 # By machine and schedule, a letter for each problem of the next test.
 CHOICES = {
-    ("gpu", "contiguous"): "aaaaaaaaaaaauuaauuuuuuaaaaaaaaaaaaaa"
-    "sahhsahhuuhhuuuuuuuuaaaauuhhuuhhaahh",
-    ("gpu", "zigzag"): "aaaaaaaaaaaaaaaauuuuaaaaaaaaaaaaaaaa"
-    "aahhaahhuuuuuuuuuuuuaaaauuhhuuuuaahh",
-    ("gpu", "striped"): "aaaaaaaaaaaaaaaauuuuaaaaaaaaaaaaaaaa"
+    ("gpu", "contiguous"): "rrrrrrrrrrrruuhhuuhhuuhhaaaaaaaaaaaa"
+    "sahhaahhuuhhuuuuuuuuaaaauuhhuuhhaahh",
+    ("gpu", "zigzag"): "rrrrrrrrrrrrrrrrrrrrrrrraaaaaaaaaaaa"
+    "aahhaahhuuhhuuuuuuuuaaaauuhhuuhhaahh",
+    ("gpu", "striped"): "rrrrrrrrrrrrrrrrrrrrrrrraaaaaaaaaaaa"
     "aaaaaaaauuuuuuuuuuuuaaaauuuuuuuuaaaa",
     ("cpu", "contiguous"): "uuuuuuuuuuuuuuuuuuuuuuuusrrrsrrruuuu"
     "srhhsrhhuuhhuuuuuuuusrrruuhhuuhhsrhh",
@@ -58,9 +58,10 @@ CHOICES = {
 def test_choices_are_those_of_the_model_of_times(machine, schedule):
     """A change that moves one of them needs a run that shows the new one faster.
 
-    Those of GPUs moved from the ring for few tokens, once the model knew what a step
+    Some of more than two GPUs moved from the ring, once the model knew what a step
     takes. On four H100s, 4,096 tokens with their gradients took 2.3 times as long by
-    the ring as by all_gather, and 8,192 took 1.4 times as long as by Ulysses.
+    the ring as by all_gather, and 8,192 took 1.4 times as long as by Ulysses. On two
+    the ring stays the fastest.
     """
     found = ""
     for size, tokens, (heads, key_heads), window in itertools.product(

@@ -188,19 +188,36 @@ def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):
     """Its GPU has not the kernel, or reaches no other's memory; and then it can."""
     processes = start(2, JAXCOMM_FAKE_KERNELS="1")
     processes.ask("mesh = mesh_of()")
+    # Copies between processes map memory, too.
+    alone = "jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(copy_engines=False))"
+    again = AGAIN.replace("jaxcomm.init(mesh)", alone)
     # The kernels that stop a GPU are there before that of sums is asked for.
-    assert processes.ask(AGAIN) == RIGHT
+    assert processes.ask(again) == RIGHT
     assert processes.ask(BY_KERNELS) == [[1, "yes"]] * 2
     for function in ("cuModuleGetFunction", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
         for name in (function, f"{function}_v2"):
             fail(processes[1], name, 1)
-        assert processes.ask(AGAIN) == RIGHT
+        assert processes.ask(again) == RIGHT
         first, (calls, why) = processes.ask(BY_KERNELS)
         assert first == [0, "no: rank 1 cannot"]
         assert calls == 0
         assert why.startswith(f"no: {function}: ")
-    assert processes.ask(AGAIN) == RIGHT
+    assert processes.ask(again) == RIGHT
     assert processes.ask(BY_KERNELS) == [[1, "yes"]] * 2
+
+
+def test_what_one_process_cannot_map_is_nccl_s_on_all(processes):
+    shift = """
+jaxcomm.finalize()
+jaxcomm.init(mesh)
+shift = jitted(lambda x: jaxcomm.ring_shift(x, "i"), mesh)
+y = spread(mesh, 1 << 20)
+answer = values(shift(y)), jaxcomm.communicators()[0].stats()["copied_calls"]
+"""
+    assert processes.ask(shift) == [[[1.0], 1], [[0.0], 1]]
+    for name in ("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuStreamBatchMemOp_v2"):
+        fail(processes[1], name, 1)
+        assert processes.ask(shift) == [[[1.0], 0], [[0.0], 0]]
 
 
 def test_a_creation_that_fails_on_one_process_ends_on_all(processes):

@@ -65,7 +65,6 @@ class Halo(Gathered):
             (1 + share) * problem.key_bytes,
             # On GPUs the own keys are computed while one border travels.
             overlaps=sum(len(of) for _, of in sends) == 1,
-            steps=2,  # the own keys, and the border
         )
 
     def _sends(self, call, inputs) -> list[tuple[int, list[Piece]]]:

@@ -46,7 +46,7 @@ class Ring(Strategy):
             sends * (block + grads),
             (1 + bool(sends)) * self.width * problem.key_bytes,
             overlaps=True,
-            steps=sends + 1,
+            steps=2 * sends + 1,
         )
 
     def forward(self, call, inputs):

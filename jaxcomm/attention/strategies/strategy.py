@@ -223,7 +223,8 @@ class Cost(NamedTuple):
       memory: bytes of keys and values held at once, forward.
       overlaps: whether it computes while it sends.
       width: how many ranks share the work of their queries equally.
-      steps: attentions of a pass that follow one another.
+      steps: of a pass, one after another: attentions of two blocks, and what arranges
+        arrays or merges results.
     """
 
     sends: int
@@ -232,7 +233,7 @@ class Cost(NamedTuple):
     memory: float
     overlaps: bool = False
     width: int = 1
-    steps: int = 1
+    steps: int = 3
 
 
 class Strategy(abc.ABC):

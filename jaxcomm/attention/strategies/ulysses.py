@@ -92,7 +92,7 @@ class Ulysses(Strategy):
             others / self.width * backward + ring.backward_bytes,
             ring.memory,
             width=self.width,
-            steps=ring.steps,
+            steps=2 + ring.steps,
         )
 
     def forward(self, call, inputs):

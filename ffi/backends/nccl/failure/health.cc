@@ -49,6 +49,9 @@ const char* MeaningOf(std::optional<OnFailure> how) {
 
 using Clock = std::chrono::steady_clock;
 
+// Threads that abort operations.
+std::atomic<int> aborts{0};
+
 // The healths of this process.
 class Live {
  public:
@@ -146,6 +149,15 @@ NcclPatience Health::WhileWell(NcclPatience patience) const {
 }
 
 bool Health::is_busy() const { return AreBusy(ranks_); }
+
+bool Health::WaitForAborts(double seconds) {
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (aborts.load() > 0) {
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 bool Health::IsAnyBusy() {
   return Live::Get().Any([](const Health& each) { return each.is_busy(); });
@@ -382,13 +394,19 @@ bool Health::IsInNccl(const LocalRank& rank) const {
 }
 
 void Health::AbortElsewhere(Ends what) {
-  const std::shared_ptr<void> owner = owner_.lock();
+  std::shared_ptr<void> owner = owner_.lock();
   if (owner == nullptr) return;  // it is being destroyed, which aborts
   for (const auto& rank : ranks_) {
     if (what == Ends::kThreadsInNccl && !IsInNccl(*rank)) continue;
     // The owner goes with the function, and may end there.
+    aborts += 1;
     const Status started = StartDetached(
-        [this, owner, what, each = rank.get()] { AbortRank(*each, what); });
+        [this, owner, what, each = rank.get()]() mutable {
+          AbortRank(*each, what);
+          owner.reset();
+          aborts -= 1;
+        },
+        "jaxcomm-abort");
     if (started.success()) continue;
     EndProcess(StrCat("a collective failed, and no thread can be had to end it: ",
                       failure().message()));

@@ -130,6 +130,9 @@ class Health final : public Watched {
 
   // Whether a device may be at an operation of any communicator of this process.
   static bool IsAnyBusy();
+  // Waits for the threads that abort operations and free what failed: a process that
+  // ends meanwhile takes the driver from them. Returns whether all are done in time.
+  static bool WaitForAborts(double seconds);
 
   // Watched:
   bool Poll() override;
