@@ -85,21 +85,37 @@ AGAIN = np.repeat([[3, 1, 3, 0]], 12, axis=1).astype(np.int32)
 HUGE = np.where(_documents([30]) < 0, -1, 2**31 - 2).astype(np.int32)
 
 
+WAYS = [
+    ("zigzag", "ring", None),
+    ("contiguous", "ring", None),
+    # What a rank sees of the keys of others is no rectangle.
+    ("striped", "ring", None),
+    ("contiguous", "all_gather", None),
+    ("zigzag", "all_gather", (9, 0)),
+    ("zigzag", "ulysses", None),
+    ("contiguous", "halo", (9, 0)),
+]
+# Each way meets documents that borders cut. Of the others, each meets those that it
+# cuts or looks up in a way of its own.
+USUAL = {"whole": WAYS[1::3], "again": WAYS[0::5], "huge": WAYS[2::4]}
+
+
+def _documents_and_ways():
+    for name, ids in (
+        ("whole", WHOLE),
+        ("cut", CUT_ROWS),
+        ("again", AGAIN),
+        ("huge", HUGE),
+    ):
+        for way in WAYS:
+            usual = way in USUAL.get(name, WAYS)
+            marks = () if usual else pytest.mark.thorough
+            label = "-".join(map(str, (name, *way)))
+            yield pytest.param(ids, *way, id=label, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("schedule", "strategy", "window"),
-    [
-        ("zigzag", "ring", None),
-        ("contiguous", "ring", None),
-        # What a rank sees of the keys of others is no rectangle.
-        ("striped", "ring", None),
-        ("contiguous", "all_gather", None),
-        ("zigzag", "all_gather", (9, 0)),
-        ("zigzag", "ulysses", None),
-        ("contiguous", "halo", (9, 0)),
-    ],
-)
-@pytest.mark.parametrize(
-    "ids", [WHOLE, CUT_ROWS, AGAIN, HUGE], ids=["whole", "cut", "again", "huge"]
+    ("ids", "schedule", "strategy", "window"), list(_documents_and_ways())
 )
 def test_documents_equal_float64(called, schedule, strategy, window, ids):
     for is_causal in (True,) if window else (True, False):
