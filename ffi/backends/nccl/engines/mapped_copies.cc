@@ -1,8 +1,9 @@
 #include "ffi/backends/nccl/engines/mapped_copies.h"
 
 #include <algorithm>
-#include <chrono>
+#include <utility>
 
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/os/start_thread.h"
 
@@ -30,8 +31,7 @@ cuda::Pointer PulledBy(cuda::Pointer memory, int rank, size_t slot) {
 // Later than every chunk.
 constexpr uint64_t kReleased = uint64_t{1} << 62;
 // How long the end waits for those that pull.
-constexpr auto kGrace = std::chrono::seconds(10);
-constexpr auto kLook = std::chrono::milliseconds(1);
+constexpr double kGraceSeconds = 10;
 
 cuda::Pointer PointerOf(const void* address) {
   return reinterpret_cast<cuda::Pointer>(address);
@@ -194,17 +194,15 @@ bool MappedCopies::Release(const RankFacts& rank) {
 // Again and again: a rank that still lives may write an earlier number. On a thread of
 // its own, since what waits behind NCCL's operations goes on once these are aborted.
 void MappedCopies::ReleaseAll() {
-  const auto end = std::chrono::steady_clock::now() + kGrace;
-  bool waits = true;
-  while (waits && std::chrono::steady_clock::now() < end) {
-    waits = false;
+  (void)Wait({kGraceSeconds}, "the end of copies", [this] {
+    bool is_done = true;
     for (const auto& rank : parts_.ranks) {
       if (!takes_part(rank->facts.place)) continue;
       // Nobody launches any more: the communicator has failed.
-      if (IsBusy(rank->facts) && Release(rank->facts)) waits = true;
+      if (IsBusy(rank->facts) && Release(rank->facts)) is_done = false;
     }
-    std::this_thread::sleep_for(kLook);
-  }
+    return is_done;
+  });
 }
 
 void MappedCopies::Abort(LocalRank& rank) {
@@ -232,12 +230,9 @@ bool MappedCopies::IsUnusedSoon(const RankFacts& rank) {
   }
   CurrentContext current(cuda, rank.context);
   if (Flush(waits, member.apart).failure()) return true;  // nothing runs there now
-  const auto end = std::chrono::steady_clock::now() + kGrace;
-  while (cuda.StreamQuery(member.apart) == cuda::kNotReady) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(kLook);
-  }
-  return true;
+  return Wait({kGraceSeconds}, "the end of pulls",
+              [&] { return cuda.StreamQuery(member.apart) != cuda::kNotReady; })
+      .success();
 }
 
 void MappedCopies::Leave() {

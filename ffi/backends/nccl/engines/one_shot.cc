@@ -1,20 +1,15 @@
 #include "ffi/backends/nccl/engines/one_shot.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <string>
 #include <utility>
 
+#include "ffi/backends/nccl/engines/peer_memory.h"
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/base/keep_forever.h"
-#include "ffi/core/hash.h"
-#include "ffi/os/mutex.h"
-#include "ffi/os/system_file.h"
 
 namespace jaxcomm {
 namespace {
@@ -27,22 +22,6 @@ constexpr unsigned kThreads = 256;
 constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
 // How long the end waits for sums that streams have.
 constexpr double kGraceSeconds = 10;
-
-uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_id")); }
-
-// Process ids are not the same in all containers of a host.
-uint64_t ThisProcess() {
-  static Mutex mutex;
-  static pid_t pid = 0;
-  static uint64_t number = 0;
-  MutexLock lock(mutex);
-  if (pid != getpid()) {
-    pid = getpid();
-    std::random_device random;
-    number = uint64_t{random()} << 32 | random();
-  }
-  return number;
-}
 
 }  // namespace
 
