@@ -187,6 +187,7 @@ def one_makes_it_anew(here, mesh):
     adding = Sum(member, check)
     here.meet("both wait, but not for each other", [0, 1])
     assert adding.told == []
+    here.meet("both have looked", [0, 1])
     if here.process == 1:
         member.close()
         assert CLOSED in adding.end()
