@@ -55,6 +55,31 @@ TEST(contiguous_collectives_are_one_call_of_nccl_on_every_rank) {
   }
 }
 
+TEST(an_older_nccl_sends_and_receives_what_it_has_no_function_for) {
+  const auto steps_of = [](const char* collective, std::vector<int64_t> params,
+                           int64_t operand, int64_t result, int rank) {
+    auto site = FloatSite(collective, std::move(params), operand, result);
+    const Plan plan = Must(site->MakePlan(kSize, nullptr));
+    return Must(MakeSteps(*site, plan, rank, Natives::kOf218));
+  };
+  for (int rank = 0; rank < kSize; ++rank) {
+    // What each rank sends and receives, but for its own.
+    const size_t of_all = 2 * (kSize - 1), of_root = kSize - 1;
+    const size_t rooted = rank == 1 ? of_root : 1;
+    const std::vector<std::pair<Steps, size_t>> cases = {
+        {steps_of("all_to_all", {1, 1, 0}, 6, 6, rank), of_all},
+        {steps_of("scatter", {1, 1}, 6, 2, rank), rooted},
+        {steps_of("gather", {1, 1}, 2, 6, rank), rooted},
+    };
+    for (const auto& [steps, count] : cases) {
+      CHECK_EQ(steps.grouped.size(), count);
+      for (const Step& step : steps.grouped) {
+        CHECK_TRUE(step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv);
+      }
+    }
+  }
+}
+
 TEST(what_nccl_cannot_reduce_is_refused_by_name) {
   const auto refusal = [](DataType dtype, size_t bytes, ReduceOp op) {
     const Leaf leaf = LeafOf(dtype, 4, bytes);
