@@ -52,7 +52,10 @@ Outcome RunRank(Communicator& communicator, const Kind& kind, CallSite* site,
       kind.is_split ? part.Start(communicator) : part.Enqueue(communicator);
   if (kind.is_split && outcome.status.success())
     outcome.status = part.Done(communicator);
-  part.on.Synchronize();
+  // The call that fails may be this one.
+  if (part.on.Synchronize() != cuda::kSuccess) part.on.Synchronize();
+  // XLA reads no result of a call that returned an error.
+  if (outcome.status.failure()) return outcome;
   for (size_t i = 0; i < part.result.size(); ++i) {
     const auto of = [&](int device) {
       return static_cast<float>(device * 7 % 5) + static_cast<float>(i);
@@ -86,7 +89,6 @@ bool Fail(const Kind& kind, int after) {
   const std::string what = StrCat("call ", after, " of ", kind.name);
   for (const Outcome& outcome : outcomes) {
     is_told |= outcome.status.failure();
-    // XLA reads no result of a call that returned an error.
     const bool may_leave =
         outcome.status.failure() || outcome.is_right || outcome.is_poisoned;
     if (!may_leave) CHECK_EQ(what, "leaves no number");
