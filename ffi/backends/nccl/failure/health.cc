@@ -4,7 +4,6 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "ffi/backends/nccl/engines/engine.h"
@@ -151,12 +150,7 @@ NcclPatience Health::WhileWell(NcclPatience patience) const {
 bool Health::is_busy() const { return AreBusy(ranks_); }
 
 bool Health::WaitForAborts(double seconds) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (aborts.load() > 0) {
-    if (Clock::now() > end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
+  return Wait({seconds}, "", [] { return aborts.load() == 0; }).success();
 }
 
 bool Health::IsAnyBusy() {
