@@ -33,7 +33,7 @@ from jaxcomm.collectives.split_phase import (
     ring_shift_start,
 )
 from jaxcomm.communicator import cpu_threads as _cpu_threads
-from jaxcomm.communicator import notebooks as _notebooks
+from jaxcomm.communicator import interrupts as _interrupts
 from jaxcomm.communicator import shutdown as _shutdown
 from jaxcomm.communicator.cache import communicators, finalize
 from jaxcomm.communicator.check import check
@@ -122,7 +122,7 @@ __all__ = [
 # Before anything makes JAX's CPU client.
 _cpu_threads.prepare()
 _shutdown.prepare()
-_notebooks.prepare()
+_interrupts.prepare()
 
 __version__ = _built.VERSION
 

@@ -51,7 +51,9 @@ from stand_in import StandIn
 import jaxcomm
 from jaxcomm.communicator.backends.nccl import library
 
+# Users turn on what JAX has of strictness. It must find nothing in what we trace.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
 # Not by JAX's own variables: processes that tests start are killed, and would leave
 # parts of files.
 if _CACHE := os.environ.get("JAXCOMM_TEST_CACHE"):

@@ -166,7 +166,7 @@ def attend_on_ranks(
     arguments.check_are_split(
         what, named.axes, key=of_tokens["key"], value=of_tokens["value"]
     )
-    # Collectives of the backward pass travel by the same: see differentiate.py.
+    # The backward pass uses it too: see `AttentionCall.scope`.
     with SCOPE(named.scope):
         queries = _held(tokens, arrays.query, axis_name, what, "query", "tokens")
         keys = None

@@ -25,7 +25,7 @@ def lowered_text(mesh, check_vma=True, **options):
         def loss(w, x):
             # Of parameters that all ranks share, too, marked in that lane.
             w = jaxcomm.pcast(w, "i", to="varying", **options)
-            return jnp.sin(case(lib, w * x, "i", CHOICE, **options)).sum()
+            return jnp.sin(case(lib, w[None] * x, "i", CHOICE, **options)).sum()
 
         second = jax.grad(lambda x: (jax.grad(loss, 1)(w, x) ** 2).sum())(x)
         return jax.grad(loss, (0, 1))(w, x), second

@@ -1,9 +1,11 @@
 """An interrupted cell ends what it waits for: the next cell is not held up."""
 
+import subprocess
 import sys
 
 import forked
 import pytest
+import waiting
 
 # Rank 1 never comes to the collective: a cell waits for it until the timeout.
 SET_UP = """
@@ -14,7 +16,7 @@ import waiting
 import jaxcomm
 jax.config.update("jax_num_cpu_devices", 2)
 mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-jaxcomm.init(mesh, timeout=waiting.HANG_SECONDS)
+jaxcomm.init(mesh, timeout=9 * waiting.HANG_SECONDS)  # longer than the test
 
 def over(call):
     spec = jax.P("i")
@@ -34,24 +36,46 @@ def interrupt():
     waiting.until(waits)
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 """
-PROGRAM = f"""
+CELLS = [
+    SET_UP,
+    "threading.Thread(target=interrupt).start()",
+    "wrong(x).block_until_ready()",
+    "print(right(x).tolist())",
+]
+IN_IPYTHON = f"""
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 shell = InteractiveShell.instance(config=Config(HistoryManager=dict(enabled=False)))
-assert shell.run_cell({SET_UP!r}).success
-shell.run_cell("threading.Thread(target=interrupt).start()")
-cell = shell.run_cell("wrong(x).block_until_ready()")
-print(type(cell.error_in_exec).__name__)
-shell.run_cell("found = right(x).tolist()")
-print(shell.user_ns["found"])
+for cell in {CELLS!r}:
+    ended = shell.run_cell(cell)
+    print(type(ended.error_in_exec).__name__)
 """
+TYPED = "".join(f"exec({cell!r})\n" for cell in CELLS)
 
 
 def test_the_cell_after_an_interrupted_one_is_right(tmp_path):
     pytest.importorskip("IPython")
     ended = forked.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", IN_IPYTHON],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=waiting.HANG_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-2:] == ["KeyboardInterrupt", "[1.0, 1.0]"]
+    assert ended.stdout.splitlines()[-3:] == [
+        "KeyboardInterrupt", "[1.0, 1.0]", "NoneType"
+    ]  # fmt: skip
+
+
+def test_so_is_what_is_typed_at_a_prompt():
+    ended = subprocess.run(
+        [sys.executable, "-iq"],
+        input=TYPED,
+        capture_output=True,
+        text=True,
+        timeout=waiting.HANG_SECONDS,
+    )
+    assert "KeyboardInterrupt" in ended.stderr
+    assert ended.stdout.splitlines() == ["[1.0, 1.0]"], ended.stderr

@@ -18,7 +18,7 @@ from jaxcomm.compat import gpus
 
 # In the order of choice. The last computes everything.
 KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, PALLAS, XLA)
-# Operations of a hop are named after it and the kernel: see kernels_of.py.
+# Operations of a hop are named after it and the kernel: see `kernels_of`.
 SCOPE = "jaxcomm.attention."
 
 

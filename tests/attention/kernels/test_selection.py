@@ -77,7 +77,8 @@ def test_a_program_says_what_computes_it(lowered, platform, options, name):
 @pytest.mark.usefixtures("hopper")
 def test_a_faster_kernel_that_is_not_installed_is_told_once(lowered, monkeypatch):
     monkeypatch.setattr(library, "install_line", lambda: "pip install it")
-    monkeypatch.setattr(library, "why_not", lambda: "it is missing: pip install it")
+    lack = library._Lack("it is missing", is_package=True)
+    monkeypatch.setattr(library, "_lack", lambda: lack)
     with pytest.warns(UserWarning, match="would serve this GPU.*: pip install it"):
         lowered("cuda")
     with warnings.catch_warnings():

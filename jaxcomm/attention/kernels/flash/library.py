@@ -41,6 +41,13 @@ class Starts(NamedTuple):
     longest: tuple[int, int]
 
 
+class _Lack(NamedTuple):
+    """What the library lacks to be used, and whether pip can give it."""
+
+    reason: str
+    is_package: bool = False
+
+
 def install_line() -> str:
     """Return the command that installs the package."""
     return f"pip install 'jaxcomm[flash{_cuda() or 13}]'"
@@ -48,34 +55,39 @@ def install_line() -> str:
 
 def why_not() -> str | None:
     """Say why the library cannot be used, or None: its targets are registered then."""
-    if jax.__version_info__ < _OLDEST_JAX:
-        oldest = ".".join(map(str, _OLDEST_JAX))
-        return f"it needs jax {oldest} or newer, and this is {jax.__version__}"
-    cuda = _cuda()
-    if cuda is None:
-        return "JAX has no CUDA 12 or 13"
-    return _why_not_registered(_PACKAGES[cuda])
+    lack = _lack()
+    return lack and lack.reason
 
 
 def missing() -> str | None:
     """Return what :func:`why_not` says where the package alone is missing, or None."""
-    reason = why_not()
-    is_missing = reason is not None and reason.endswith(install_line())
-    return reason if is_missing else None
+    lack = _lack()
+    return lack.reason if lack and lack.is_package else None
+
+
+def _lack() -> _Lack | None:
+    if jax.__version_info__ < _OLDEST_JAX:
+        oldest = ".".join(map(str, _OLDEST_JAX))
+        return _Lack(f"it needs jax {oldest} or newer, and this is {jax.__version__}")
+    cuda = _cuda()
+    if cuda is None:
+        return _Lack("JAX has no CUDA 12 or 13")
+    return _register(_PACKAGES[cuda])
 
 
 @functools.cache
-def _why_not_registered(package: str) -> str | None:
+def _register(package: str) -> _Lack | None:
     try:
         found = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
-        return f"{package} is not installed: {install_line()}"
+        return _Lack(f"{package} is not installed: {install_line()}", is_package=True)
     version = tuple(int(x) for x in found.version.split(".")[:3] if x.isdigit())
     if not _VERSIONS[0] <= version < _VERSIONS[1]:
         first, end = (".".join(map(str, x)) for x in _VERSIONS)
-        return (
+        return _Lack(
             f"{package} {found.version} is installed, and its targets are known from "
-            f"{first} to before {end}: {install_line()}"
+            f"{first} to before {end}: {install_line()}",
+            is_package=True,
         )
     try:
         library = ctypes.cdll.LoadLibrary(str(found.locate_file(_FILE)))
@@ -83,7 +95,7 @@ def _why_not_registered(package: str) -> str | None:
             capsule = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, capsule, platform="CUDA")
     except (OSError, AttributeError) as error:
-        return f"{package} {found.version} does not load: {error}"
+        return _Lack(f"{package} {found.version} does not load: {error}")
     return None
 
 
