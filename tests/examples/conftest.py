@@ -10,10 +10,10 @@ import waiting
 
 @pytest.fixture(autouse=True, scope="module")
 def standard_promotion():
-    """Lets optax add integers to floats, which the tests of jaxcomm itself refuse."""
+    """Lets examples and optax add what the tests of jaxcomm itself refuse to add."""
     # Counts jax's devices now: the demo sets their number where jax has not started.
     assert len(jax.devices()) == 8
-    with jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 

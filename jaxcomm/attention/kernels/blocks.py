@@ -33,7 +33,7 @@ def with_delta(query, key, value, out, grad_out, delta):
         parts.append(-part)
         rest = rest - part * unit
     columns = jnp.stack(parts, -1).astype(grad_out.dtype)
-    units = jnp.asarray(_PARTS, value.dtype)
+    units = jnp.asarray(_PARTS, value.dtype).reshape(*[1] * (value.ndim - 1), -1)
 
     def extend(x, columns):
         padding = [(0, 0)] * (x.ndim - 1) + [(0, COLUMNS - columns.shape[-1])]
