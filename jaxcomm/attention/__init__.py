@@ -24,6 +24,13 @@ from jaxcomm.attention.mask import Mask as Mask
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
 from jaxcomm.attention.schedules import Schedule as Schedule
+from jaxcomm.attention.state.delta import GatedDelta as GatedDelta
+from jaxcomm.attention.state.delta import KimiDelta as KimiDelta
+from jaxcomm.attention.state.kernel import StateKernel as StateKernel
+from jaxcomm.attention.state.kernel import StateRows as StateRows
+from jaxcomm.attention.state.mamba2 import Mamba2 as Mamba2
+from jaxcomm.attention.state.maps import StateMap as StateMap
+from jaxcomm.attention.state.state_scan import state_scan as state_scan
 from jaxcomm.attention.strategies.strategy import Strategy as Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
 from jaxcomm.attention.strategies.ulysses import Usp as Usp
@@ -32,12 +39,18 @@ __all__ = [
     "Block",
     "Comparison",
     "Coordinates",
+    "GatedDelta",
     "Grads",
     "Hop",
     "Kernel",
+    "KimiDelta",
+    "Mamba2",
     "Mask",
     "Saved",
     "Schedule",
+    "StateKernel",
+    "StateMap",
+    "StateRows",
     "Strategy",
     "Tokens",
     "Ulysses",
@@ -54,6 +67,7 @@ __all__ = [
     "ring_attention",
     "save_attention",
     "segment_ids",
+    "state_scan",
 ]
 
 

@@ -86,7 +86,7 @@ class AttentionOptions:
             check_lane(lane, f"{what}: lane")
         if scale is not None:
             advice = "Pass a float, or scale=1.0 and multiply query by the scale."
-            scale = _number(scale, f"{what}: scale", advice)
+            scale = number(scale, f"{what}: scale", advice)
         return cls(
             what,
             window_of(local_window_size, is_causal, what),
@@ -215,24 +215,24 @@ def check_arrays(what: str, query, key, value) -> None:
         )
 
 
-def _number(found, what: str, advice: str = "Pass a float.") -> float:
+def number(found, what: str, advice: str = "Pass a float.") -> float:
     """Return a Python float."""
     try:
         if isinstance(found, (str, bytes, bool)):  # of which float() makes a number
             raise TypeError
-        number = float(found)
+        asked = float(found)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{what}={found!r} is not a Python number. {advice}") from error
-    if not abs(number) <= _LARGEST_NUMBER:
-        raise ValueError(f"{what}={number} is not finite in float32. {advice}")
-    return number
+    if not abs(asked) <= _LARGEST_NUMBER:
+        raise ValueError(f"{what}={asked} is not finite in float32. {advice}")
+    return asked
 
 
 def _soft_cap(cap: float | None, what: str) -> float | None:
     """Return the bound on the scores, positive or None."""
     if cap is None:
         return None
-    cap = _number(cap, f"{what}: logits_soft_cap")
+    cap = number(cap, f"{what}: logits_soft_cap")
     if not 0 < cap <= _LARGEST_CAP:
         raise ValueError(
             f"{what}: logits_soft_cap={cap}. Pass a positive number up to "
@@ -243,7 +243,7 @@ def _soft_cap(cap: float | None, what: str) -> float | None:
 
 def _dropout(rate: float, key, what: str) -> float:
     """Return the dropout rate, for which there must be a key."""
-    rate = _number(rate, f"{what}: dropout_rate")
+    rate = number(rate, f"{what}: dropout_rate")
     if not 0 <= rate < 1:
         raise ValueError(f"{what}: dropout_rate={rate}. Pass 0 or more, below 1.")
     if rate and key is None:

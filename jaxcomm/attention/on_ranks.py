@@ -168,10 +168,12 @@ def attend_on_ranks(
     )
     # The backward pass uses it too: see `AttentionCall.scope`.
     with SCOPE(named.scope):
-        queries = _held(tokens, arrays.query, axis_name, what, "query", "tokens")
+        queries = held_tokens(tokens, arrays.query, axis_name, what, "query", "tokens")
         keys = None
         if key_tokens is not None:
-            keys = _held(key_tokens, arrays.key, axis_name, what, "key", "key_tokens")
+            keys = held_tokens(
+                key_tokens, arrays.key, axis_name, what, "key", "key_tokens"
+            )
         elif arrays.key.shape[1] != arrays.query.shape[1]:
             raise ValueError(
                 f"{what}: key has {arrays.key.shape[1]} tokens on this rank, and query "
@@ -184,12 +186,12 @@ def attend_on_ranks(
         inputs, sinks = _inputs(what, arrays, queries, keys or queries)
         rank = jax.lax.axis_index(axis_name)
         inputs = inputs._replace(
-            query_ids=_with_padding(inputs.query_ids, inputs.query_layout, rank),
-            key_ids=_with_padding(inputs.key_ids, inputs.key_layout, rank),
+            query_ids=with_padding(inputs.query_ids, inputs.query_layout, rank),
+            key_ids=with_padding(inputs.key_ids, inputs.key_layout, rank),
         )
         call = _call(options, problem, inputs, sinks, axis_name, named, keys is None)
         is_right = all_are_right(queries, keys, axis_name, what)
-        everything = _vary_alike((inputs, sinks, is_right), named)
+        everything = vary_alike((inputs, sinks, is_right), named)
         out, residual = attend(call, *everything)
     if not has_batch:
         out, residual = out[0], residual[0]
@@ -198,7 +200,7 @@ def attend_on_ranks(
     return out, jnp.where(is_empty(residual), -jnp.inf, residual)
 
 
-def _held(given, x, axis_name, what: str, name: str, argument: str):
+def held_tokens(given, x, axis_name, what: str, name: str, argument: str):
     """Return the tokens of an array, and who holds which positions."""
     if isinstance(given, Layout):
         if not given.is_natural:
@@ -251,7 +253,7 @@ def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
     return found
 
 
-def _with_padding(ids, layout: Layout, rank):
+def with_padding(ids, layout: Layout, rank):
     """Return the ids of a rank's tokens, negative where the layout has padding."""
     if ids is None or layout.length == layout.size * layout.local_length:
         return ids
@@ -375,7 +377,7 @@ def _strategy_of(options: AttentionOptions, problem: Problem) -> Strategy:
     return get_strategy(options.strategy, problem, options.what)
 
 
-def _vary_alike(tree, named: Call):
+def vary_alike(tree, named: Call):
     """Mark all arrays as varying over the ring and over each other's axes.
 
     The loop's carries need one type; and the transpose of this mark is what sums the

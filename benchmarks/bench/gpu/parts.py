@@ -9,6 +9,7 @@ from bench.gpu import (
     masks,
     memory,
     overlap,
+    states,
     strategies,
     symmetric,
     torch_peer,
@@ -26,5 +27,6 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "attention": attention.rows,
     "strategies": strategies.rows,
     "masks": masks.rows,
+    "states": states.rows,
     "torch": torch_peer.rows,
 }

@@ -15,6 +15,7 @@ class Sizes:
         measured.
       sent, matrix: bytes to send, and rows of the matrices to multiply beside that.
       heads: query heads, key and value heads, and their size.
+      states: heads of recurrent layers, and their size.
       tokens: of whole sequences.
       lengths, step: how many lengths of a sequence, and tokens from one to the next.
       steps: gradients of one length in a row.
@@ -35,6 +36,7 @@ class Sizes:
     sent: int = 128 * MIB
     matrix: int = 6144
     heads: tuple[int, int, int] = (32, 8, 128)
+    states: tuple[int, int] = (64, 128)
     tokens: tuple[int, ...] = (32768,)
     lengths: int = 20
     step: int = 1024
@@ -71,6 +73,7 @@ TINY = Sizes(
     sent=4 * KIB,
     matrix=8,
     heads=(2, 1, 8),
+    states=(2, 8),
     tokens=(64,),
     lengths=3,
     step=16,

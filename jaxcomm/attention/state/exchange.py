@@ -1,0 +1,94 @@
+"""The state before each fragment, from what all fragments do to it: one exchange."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.attention.state.maps import StateMap, apply, varying_like
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_reduce import psum
+from jaxcomm.collectives.permute import ppermute
+
+# Of so many ranks each gathers the maps of all. Of more, maps are put together on the
+# way, in about twice the logarithm of the ranks steps.
+_MOST_GATHERED = 8
+
+
+def entering(maps: StateMap, order: tuple[int, ...], axis_name):
+    """Return the state before each fragment of this rank.
+
+    Args:
+      maps: of this rank's fragments: dimension 0 counts them.
+      order: of the fragments of all ranks, counted rank by rank. From the last to the
+        first for gradients.
+      axis_name: the axes that split the sequence.
+
+    Returns:
+      (F, ..., K, V). The first of all has a state of zeros.
+    """
+    size = jax.lax.axis_size(axis_name)
+    if size > _MOST_GATHERED and _columns(order, size):
+        return _by_steps(maps, order, axis_name)
+    every = all_gather(maps, axis_name)
+    every = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every)
+    state = varying_like(jnp.zeros_like(maps.addend[0]), maps.addend)
+    before = [state] * len(order)
+    for at, following in itertools.pairwise(order):
+        of = jax.tree.map(lambda x, at=at: x[at], every)
+        state = of.addend if at == order[0] else apply(of.factor, state) + of.addend
+        before[following] = state
+    found = jnp.stack(before).reshape(size, -1, *state.shape)
+    return found[jax.lax.axis_index(axis_name)]
+
+
+def _columns(order, size: int) -> list[tuple[int, int]]:
+    """Return the fragments by which the sequence passes all ranks; [] if it does not.
+
+    Pairs: which fragment of each rank, and 1 if they ascend with the rank, else -1.
+    """
+    by_turn = np.asarray(order).reshape(-1, size)
+    count, found = len(order) // size, []
+    for turn in by_turn:
+        ranks, which = np.divmod(turn, count)
+        steps = np.diff(ranks)
+        if len(set(which)) > 1 or not ((steps == 1).all() or (steps == -1).all()):
+            return []
+        found.append((int(which[0]), 1 if steps[0] == 1 else -1))
+    return found
+
+
+def _by_steps(maps: StateMap, order, axis_name):
+    """Put maps together over 1, 2, 4, ... ranks, for each pass over the ranks.
+
+    Source: Hillis and Steele, Data parallel algorithms, 1986.
+    """
+    size, rank = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    state = varying_like(jnp.zeros_like(maps.addend[0]), maps.addend)
+    found = {}
+
+    def arrived(of, by, step):
+        pairs = [(r, r + step * by) for r in range(size)]
+        return ppermute(of, axis_name, [p for p in pairs if 0 <= p[1] < size])
+
+    for which, step in _columns(order, size):
+        of = jax.tree.map(lambda x, which=which: x[which], maps)
+        place = rank if step == 1 else size - 1 - rank
+
+        by = 1
+        while by < size:
+            both = arrived(of, by, step).then(of)
+            is_far = place >= by
+            of = jax.tree.map(functools.partial(jnp.where, is_far), both, of)
+            by *= 2
+        before = arrived(of, 1, step)
+        after_all = apply(before.factor, state) + before.addend
+        found[which] = jnp.where(place == 0, state, after_all)
+        if len(found) < len(order) // size:
+            # The last rank of this pass has the state behind it.
+            behind = apply(of.factor, state) + of.addend
+            state = psum(jnp.where(place == size - 1, behind, 0), axis_name)
+            state = varying_like(state, maps.addend)
+    return jnp.stack([found[which] for which in range(len(found))])

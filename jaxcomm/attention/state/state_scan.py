@@ -1,0 +1,352 @@
+"""Recurrent layers over a sequence that is split across devices."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.attention import arguments
+from jaxcomm.attention.kernels.kernel import sum_dtype
+from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import PADDING, promotes_ranks
+from jaxcomm.attention.on_ranks import held_tokens, vary_alike
+from jaxcomm.attention.permutation import ids_of, poison_unless
+from jaxcomm.attention.positions import are_right
+from jaxcomm.attention.state import maps as state_maps
+from jaxcomm.attention.state.exchange import entering
+from jaxcomm.attention.state.fragments import Fragments
+from jaxcomm.attention.state.kernel import StateKernel, StateRows
+from jaxcomm.attention.strategies.strategy import keep
+from jaxcomm.collectives.all_reduce import psum
+from jaxcomm.primitives.arguments import flag
+from jaxcomm.primitives.call import SCOPE, AxisName, Scope, call_of
+
+Array = jax.Array | np.ndarray
+
+_WHAT = "state_scan"
+# The logarithm of a decay that leaves nothing in float32. Sums of gates lose the digits
+# of what follows a larger one.
+_FORGOTTEN = -60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What is known of a call before it sees an array.
+
+    Attributes:
+      kernel: what computes the rows.
+      fragments: of each rank.
+      axis_name: the axes that split the sequence.
+      scope: by which collectives travel, those of the backward pass too.
+      has_exchange: whether there are several fragments in all.
+    """
+
+    kernel: StateKernel
+    fragments: Fragments
+    axis_name: Any
+    scope: Scope
+
+    @property
+    def has_exchange(self) -> bool:
+        return len(self.fragments.order) > 1
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(call: _Call, rows: StateRows, links):
+    """Run over the rows of a rank.
+
+    Args:
+      call: what is known before.
+      rows: of this rank, as its fragments cut them.
+      links: bool (F, B), which fragments go on with the document before them; or None:
+        all do.
+
+    Returns:
+      (out, states): rows of outputs, and (F, B, N, K, V), the state behind each
+      fragment.
+    """
+    return _forward(call, rows, links)[0]
+
+
+@promotes_ranks
+def _forward(call: _Call, rows: StateRows, links):
+    fragments, kept = call.fragments, None
+    size, width = rows.key.shape[-1], rows.value.shape[-1]
+    if not call.has_exchange and fragments.rows == 1:
+        before, maps = rows.zeros(size, width), None
+        out, behind = call.kernel.run(rows, before)
+        ends = fragments.by_row(behind)[0]
+    else:
+        maps, kept = call.kernel.summary(rows)
+        maps = fragments.by_row(maps)
+        start = _entering(call, maps, links)
+        before, ends = state_maps.states(maps, start)
+        before = before.reshape(-1, *before.shape[3:])
+        out, _ = call.kernel.run(rows, before, kept)
+    factor = None if maps is None else maps.factor
+    out, ends, *saved = keep((out, ends, factor, kept, before))
+    return (out, ends), (rows, links, *saved)
+
+
+def _entering(call: _Call, maps, links, *, is_mirrored=False):
+    """Return the state before each fragment, from the maps of its rows."""
+    if not call.has_exchange:
+        zeros = jnp.zeros_like(maps.addend[0])
+        return state_maps.varying_like(zeros, maps.addend)
+    whole = state_maps.composed(maps)
+    order = call.fragments.order
+    if links is not None:
+        if is_mirrored:
+            whole = whole._replace(addend=_where(links, whole.addend))
+        whole = whole._replace(factor=_where(links, whole.factor))
+    with SCOPE(call.scope):
+        state = entering(whole, order[::-1] if is_mirrored else order, call.axis_name)
+    if links is not None and not is_mirrored:
+        state = _where(links, state)
+    return state
+
+
+def _where(links, x):
+    """Return zeros where a fragment has no link."""
+    return jnp.where(links.reshape(links.shape + (1,) * (x.ndim - links.ndim)), x, 0)
+
+
+@promotes_ranks
+def _backward(call: _Call, residuals, grads):
+    rows, links, factor, kept, before = residuals
+    grad_out, grad_ends = grads
+    fragments, kernel = call.fragments, call.kernel
+    if factor is None:
+        behind = grad_ends.reshape(-1, *grad_ends.shape[2:])
+        found = kernel.backward(rows, kept, before, grad_out, behind)
+        return found.replace(begins=None), None
+    mirror = fragments.by_row(kernel.mirror(rows, kept, grad_out))
+    maps = state_maps.StateMap(factor, mirror).mirrored(mirror)
+    maps = state_maps.reversed_pieces(maps)
+    start = grad_ends
+    if call.has_exchange:
+        # The gradient of a fragment's own end enters through its last row.
+        first = jax.tree.map(lambda x: x[0], maps)
+        addend = state_maps.apply(first.factor, grad_ends) + first.addend
+        own = maps._replace(addend=jnp.concatenate([addend[None], maps.addend[1:]]))
+        start = start + _entering(call, own, links, is_mirrored=True)
+    behind, _ = state_maps.states(maps, start)
+    behind = behind[::-1].reshape(-1, *behind.shape[3:])
+    found = kernel.backward(rows, kept, before, grad_out, behind)
+    return found.replace(begins=None), None
+
+
+_scan.defvjp(_forward, _backward)
+# Called outside of jit, each of its operations would be compiled by itself.
+_scan_compiled = jax.jit(_scan, static_argnums=0)
+
+
+def state_scan(
+    query: Array,
+    key: Array,
+    value: Array,
+    gate: Array,
+    axis_name: AxisName,
+    tokens: Tokens | Layout,
+    *,
+    kernel: StateKernel,
+    beta: Array | None = None,
+    scale: float | None = None,
+    return_state: bool = False,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Run a recurrent layer over a sequence split across devices.
+
+    For use inside ``jax.shard_map``, beside :func:`ring_attention` and with the same
+    tokens. Each token changes the state of its head, (K, V), and reads it with its
+    query; see the kernel for how. A document begins with a state of zeros. A document
+    is a run of tokens of one segment id. Padding changes no state, and gives 0.
+
+    Each rank says what its fragments of consecutive tokens do to a state, whatever it
+    is. One exchange gives each fragment the state before it. Its size does not depend
+    on the length of the sequence. States and sums are float32. The gradient takes one
+    exchange too. Differentiable as often as you like: gradients of gradients are those
+    of these operations.
+
+    Args:
+      query: (B, T, H, K) or (T, H, K) floating, the tokens of this rank.
+      key: of the same shape and dtype. Delta rules want keys of length 1.
+      value: (B, T, N, V) or (T, N, V), same dtype; H divides N.
+      gate: (B, T, N) floating, the logarithm of each token's decay; or (B, T, N, K),
+        for a kernel with a gate for each channel. Below -60 it counts as -60.
+      axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
+      tokens: of this rank, as in ``ring_attention``: of the schedule ``"zigzag"``,
+        ``"contiguous"`` or another whose fragments are few.
+      kernel: ``GatedDelta()``, ``KimiDelta()``, ``Mamba2()`` or a ``StateKernel`` of
+        your own.
+      beta: (B, T, N) floating, for kernels that take it.
+      scale: Python number that multiplies the queries. If None, ``1 / sqrt(K)``.
+      return_state: whether to return the state behind the sequence as well.
+      lane: which communicator carries the bytes. If None, the default lane.
+      backend: what moves the bytes. If None, the backend of the platform.
+
+    Returns:
+      (B, T, N, V) or (T, N, V) in the dtype of ``value``. With ``return_state`` a tuple
+      of that and float32 (B, N, K, V) or (N, K, V), equal on all ranks. Float64 inputs
+      are summed, and have their state, in float64.
+
+    Raises:
+      ValueError: shapes, tokens and axis do not fit together, or the layout deals too
+        many fragments, as ``"striped"`` does.
+      TypeError: a dtype or the type of an option is another, or positions are missing.
+      NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
+
+    >>> layout = Layout("zigzag", size=4, length=4096)
+    >>> def layer(x, gate, tokens):
+    ...     kernel = jaxcomm.attention.Mamba2()
+    ...     return state_scan(x, x, x, gate, "context", tokens, kernel=kernel)
+    >>> split = jax.P(None, "context")
+    >>> batch = jnp.ones((1, 4096, 4, 64)), -jnp.ones((1, 4096, 4))
+    >>> (x, gate), tokens = layout.reorder(batch)
+    >>> layer = jax.jit(jax.shard_map(layer, in_specs=split, out_specs=split))
+    >>> layer(x, gate, tokens).shape
+    (1, 4096, 4, 64)
+    """
+    return_state = flag(return_state, f"{_WHAT}: return_state")
+    named = call_of(_WHAT, axis_name, lane=lane, backend=backend)
+    axis_name = named.axes[0] if len(named.axes) == 1 else named.axes
+    arguments.check_axes(named.axes, _WHAT)
+    had_batch, arrays = _checked(kernel, query, key, value, gate, beta)
+    with SCOPE(named.scope):
+        tokens, layout = held_tokens(
+            tokens, arrays["value"], axis_name, _WHAT, "value", "tokens"
+        )
+        fragments = Fragments.of(layout, kernel.chunk, _WHAT)
+        ids, is_real = _documents(tokens, layout, arrays["value"].shape[:2], axis_name)
+        is_right = are_right(tokens, layout, axis_name, _WHAT)
+        everything = vary_alike((arrays, ids, is_real, is_right), named)
+        arrays, ids, is_real, is_right = everything
+        arrays["value"] = poison_unless(is_right, arrays["value"])
+        rows = _rows(kernel, arrays, ids, is_real, scale, fragments)
+        links = None
+        if ids is not None and len(fragments.order) > 1:
+            links = fragments.links(ids, axis_name)
+        asked = f"{_WHAT}({kernel!r}, schedule={layout.schedule.name!r})"
+        scope = dataclasses.replace(named.scope, part_of=asked)
+        call = _Call(kernel, fragments, axis_name, scope)
+        out, states = _scan_compiled(call, rows, links)
+        out = fragments.join(out).astype(arrays["value"].dtype)
+        if is_real is not None:
+            out = jnp.where(is_real[..., None, None], out, 0)
+        out = poison_unless(is_right, out)
+        state = _last_state(states, fragments, axis_name) if return_state else None
+    if not had_batch:
+        out, state = jax.tree.map(lambda x: x[0], (out, state))
+    return (out, state) if return_state else out
+
+
+def _checked(kernel, query, key, value, gate, beta):
+    """Return whether there was a batch, and the arrays with one, by name."""
+    if not isinstance(kernel, StateKernel):
+        raise TypeError(
+            f"{_WHAT}: kernel={kernel!r} is no kernel. Pass GatedDelta(), KimiDelta(), "
+            "Mamba2() or a StateKernel of your own, of jaxcomm.attention."
+        )
+    had_batch, arrays = arguments.batched(_WHAT, query, key, value)
+    arguments.check_are_local(_WHAT, **arrays)
+    if kernel.has_beta != (beta is not None):
+        raise TypeError(
+            f"{_WHAT}: beta was {'not ' * (beta is None)}given, and the kernel "
+            f"{kernel.name} takes {'one' if kernel.has_beta else 'none'}."
+        )
+    arrays["gate"] = jnp.asarray(gate)
+    if beta is not None:
+        arrays["beta"] = jnp.asarray(beta)
+    found = ", ".join(f"{name} {x.shape} {x.dtype}" for name, x in arrays.items())
+    for name, x in arrays.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(
+                f"{_WHAT}: {name} has dtype {x.dtype}. Pass a floating one."
+            )
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"{_WHAT}: dtypes differ ({found}). Cast them to one dtype.")
+    heads, key_heads = value.shape[2], key.shape[2]
+    if query.shape != key.shape or key.shape[:2] != value.shape[:2]:
+        raise ValueError(
+            f"{_WHAT}: shapes differ ({found}). Pass query and key of one shape (B, T, "
+            "H, K), and value (B, T, N, V)."
+        )
+    if not heads or not key_heads or heads % key_heads:
+        raise ValueError(
+            f"{_WHAT}: {heads} heads of value are not a multiple of {key_heads} of key "
+            f"({found}). Each key head serves an equal group of value heads."
+        )
+    of_token = value.shape[:3]
+    for name in ("gate", "beta"):
+        if name not in arrays:
+            continue
+        x = arrays[name] = arrays[name] if had_batch else arrays[name][None]
+        of_key = key.shape[-1:] if name == "gate" and kernel.gates == "key" else ()
+        if x.shape != (*of_token, *of_key):
+            raise ValueError(
+                f"{_WHAT}: {name} has shape {x.shape[not had_batch :]}, and the kernel "
+                f"{kernel.name} wants {(*of_token, *of_key)[not had_batch :]}, one for "
+                f"each {'key channel of each ' * bool(of_key)}head of value ({found})."
+            )
+    if heads != key_heads:
+        for name in ("query", "key"):
+            arrays[name] = jnp.repeat(arrays[name], heads // key_heads, axis=2)
+    return had_batch, arrays
+
+
+def _documents(tokens: Tokens, layout: Layout, shape, axis_name):
+    """Return the documents of tokens, padding negative, and which are no padding.
+
+    Returns:
+      (ids, is_real): int32 (B, T), or None if all are one document; bool (B, T) or (1,
+      T), or None if none is padding.
+    """
+    at = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
+    has_padding = layout.length < layout.size * layout.local_length
+    is_real = jnp.atleast_2d(at) < layout.length if has_padding else None
+    ids = ids_of(tokens.segment_ids, f"{_WHAT}: segment_ids")
+    if ids is None:
+        return None, is_real
+    ids = jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{_WHAT}: segment_ids have dtype {ids.dtype}. Pass integers.")
+    ids = jnp.broadcast_to(ids.astype(jnp.int32), shape)
+    if is_real is not None:
+        ids = jnp.where(is_real, ids, PADDING)
+    return ids, ids >= 0
+
+
+def _rows(kernel, arrays, ids, is_real, scale, fragments: Fragments) -> StateRows:
+    """Return the arrays of a rank as rows, with zeros for padding."""
+    of_sums = sum_dtype(arrays["value"].dtype)
+    arrays["gate"] = jnp.maximum(arrays["gate"].astype(of_sums), _FORGOTTEN)
+    if "beta" in arrays:
+        arrays["beta"] = arrays["beta"].astype(of_sums)
+    if is_real is not None:
+        for name, x in arrays.items():
+            real = is_real.reshape(is_real.shape + (1,) * (x.ndim - 2))
+            arrays[name] = jnp.where(real, x, 0)
+    if ids is None:
+        begins = jnp.zeros(arrays["value"].shape[:2], bool)
+        begins = state_maps.varying_like(begins, arrays["value"])
+    else:
+        begins = fragments.begins(ids)
+    cut = {name: fragments.cut(x) for name, x in arrays.items()}
+    size = arrays["key"].shape[-1]
+    scale = size**-0.5 if scale is None else arguments.number(scale, f"{_WHAT}: scale")
+    return StateRows(
+        cut["query"], cut["key"], cut["value"], cut["gate"], cut.get("beta"),
+        fragments.cut(begins), scale,
+    )  # fmt: skip
+
+
+def _last_state(states, fragments: Fragments, axis_name):
+    """Return the state behind the last fragment of all, on all ranks."""
+    rank, last = divmod(fragments.order[-1], fragments.count)
+    is_last = jax.lax.axis_index(axis_name) == rank
+    return psum(jnp.where(is_last, states[last], 0), axis_name)

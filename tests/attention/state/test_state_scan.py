@@ -1,0 +1,176 @@
+"""Recurrent layers over split sequences, against one token at a time in float64."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recurrence import recurrence
+
+import jaxcomm
+from jaxcomm.attention import (
+    GatedDelta,
+    KimiDelta,
+    Mamba2,
+    StateKernel,
+    state_scan,
+)
+from jaxcomm.attention.state import exchange
+
+SPLIT = jax.P("data", "context")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenByToken(StateKernel):
+    """Somebody else's kernel, which defines no more than it must."""
+
+    name = "token_by_token"
+    state = "matrix"
+    has_beta = True
+    chunk: int = 3
+
+    def run(self, rows, state, kept=None):
+        def step(state, of):
+            query, key, value, gate, beta, begins = of
+            state = jnp.where(begins[:, None, None, None], 0, state)
+            state = jnp.exp(gate)[..., None, None] * state
+            rest = value - jnp.einsum("pnkv,pnk->pnv", state, key)
+            state = state + key[..., None] * (beta[..., None] * rest)[:, :, None]
+            return state, rows.scale * jnp.einsum("pnkv,pnk->pnv", state, query)
+
+        of = rows.query, rows.key, rows.value, rows.gate, rows.beta, rows.begins
+        state, out = jax.lax.scan(step, state, [jnp.moveaxis(x, 1, 0) for x in of])
+        return jnp.moveaxis(out, 0, 1), state
+
+
+KERNELS = GatedDelta(4), KimiDelta(32), Mamba2(4), TokenByToken(), KimiDelta(2)
+
+
+def mesh_of(size, data=1):
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh(
+        (data, size), ("data", "context"), auto, devices=jax.devices()[: data * size]
+    )
+
+
+def drawn(kernel, length, *, strength=0.2, batch=2, heads=2, key_heads=2, seed=0):
+    """Return the arrays of a call in natural order, and gradients of its results."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return draw.normal(size=(batch, *shape)).astype(np.float32)
+
+    key = normal(length, key_heads, 4)
+    gate = normal(length, heads, *[4] * (kernel.gates == "key"))
+    arrays = {
+        "query": normal(length, key_heads, 4),
+        "key": key / np.linalg.norm(key, axis=-1, keepdims=True),
+        "value": normal(length, heads, 3),
+        "gate": -strength * np.abs(gate),
+    }
+    if kernel.has_beta:
+        arrays["beta"] = 1 / (1 + np.exp(-normal(length, heads)))
+    return arrays, normal(length, heads, 3), normal(heads, 4, 3)
+
+
+def run(kernel, layout, arrays, grads, ids=None, data=1, **options):
+    """Return (out, state, gradients) in natural order, of a split sequence."""
+    grad_out, grad_state = grads
+    (x, of_out), tokens = layout.reorder((arrays, grad_out), segment_ids=ids)
+    mesh = mesh_of(layout.size, data)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=SPLIT, out_specs=(SPLIT, jax.P("data"))
+    )
+    def layer(x, tokens):
+        return state_scan(
+            x["query"], x["key"], x["value"], x["gate"], "context", tokens,
+            kernel=kernel, beta=x.get("beta"), return_state=True, **options,
+        )  # fmt: skip
+
+    @jax.jit
+    def program(x, tokens, of_out, of_state):
+        found, vjp = jax.vjp(lambda x: layer(x, tokens), x)
+        return *found, vjp((of_out, of_state))[0]
+
+    dtype = x["value"].dtype
+    of_state = grad_state.astype(jnp.promote_types(dtype, jnp.float32))
+    out, state, found = program(x, tokens, of_out.astype(dtype), of_state)
+    return tokens.restore(out), state, tokens.restore(found)
+
+
+def worst(found, expected):
+    """Return the largest error of any array, relative to its largest number."""
+
+    def error(found, expected):
+        found = np.asarray(found, np.float64)
+        return np.abs(found - expected).max() / np.maximum(np.abs(expected).max(), 1e-9)
+
+    return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
+
+
+def of_documents(kind, length, cuts, draw):
+    """Return segment ids (B, T), of which some tokens are padding."""
+    if kind == "none":
+        return None
+    ids = np.zeros((2, length), np.int32)
+    if kind == "one token each":
+        ids[0] = np.arange(length)
+    elif kind == "cut at every border":
+        ids += np.searchsorted(cuts, np.arange(length), side="right")
+        ids[0, :1] = 7
+    else:
+        ids += np.cumsum(draw.random((2, length)) < 0.1, axis=1)
+        ids[0, 3:5], ids[1, -4:] = -1, -1
+    return ids
+
+
+def check(seed):
+    """Draw a call, and compare all that it returns with the recurrence."""
+    draw = np.random.default_rng(seed)
+    kernel = KERNELS[seed % len(KERNELS)]
+    schedule = ("zigzag", "contiguous")[seed // len(KERNELS) % 2]
+    data = int(draw.choice([1, 2]))
+    size = int(draw.integers(1, 8 // data + 1))
+    length = int(draw.choice([size, 31, 64, 83]))
+    layout = jaxcomm.Layout(schedule, size, length)
+    kind = draw.choice(["none", "one token each", "cut at every border", "drawn"])
+    held = np.sort(np.asarray(layout.all_positions()).reshape(size, -1))
+    cuts = np.unique(held[:, [0, -1]]) if length > size else np.arange(length)
+    ids = of_documents(kind, length, cuts, draw)
+    heads = {"heads": 4, "key_heads": 2} if draw.random() < 0.3 else {}
+    strength = float(draw.choice([0.01, 0.5, 20.0]))
+    if kernel.name == "token_by_token":
+        heads = {}
+    arrays, *grads = drawn(kernel, length, strength=strength, seed=seed, **heads)
+    gathered = int(draw.choice([1, 8]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_MOST_GATHERED", gathered)
+        found = run(kernel, layout, arrays, grads, ids, data)
+    whole = np.zeros((2, length), int) if ids is None else ids
+    repeated = dict(arrays)
+    times = 4 // 2 if heads else 1
+    for name in ("query", "key"):
+        repeated[name] = np.repeat(arrays[name], times, axis=2)
+    out, state, expected = recurrence(repeated, whole, 4**-0.5, *grads)
+    for name in ("query", "key"):
+        of = expected[name]
+        of = of.reshape(2, length, -1, times, 4)
+        expected[name] = of.sum(3)
+    error = worst(found, (out, state, expected))
+    # Float32 sums of 83 tokens. Small gradients of strong gates are sums of larger
+    # terms.
+    assert error < 2e-5, (seed, kernel, layout, kind, data, strength, gathered)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_recurrence(seed):
+    check(seed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(6, 106))
+def test_equals_the_recurrence_whatever_is_drawn(seed):
+    check(seed)
