@@ -24,6 +24,7 @@ from jaxcomm.attention.mask import Mask as Mask
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
 from jaxcomm.attention.schedules import Schedule as Schedule
+from jaxcomm.attention.state.causal_halo import causal_halo as causal_halo
 from jaxcomm.attention.state.delta import GatedDelta as GatedDelta
 from jaxcomm.attention.state.delta import KimiDelta as KimiDelta
 from jaxcomm.attention.state.kernel import StateKernel as StateKernel
@@ -56,6 +57,7 @@ __all__ = [
     "Ulysses",
     "Usp",
     "attention_fn",
+    "causal_halo",
     "combine",
     "compare_strategies",
     "document_layout",

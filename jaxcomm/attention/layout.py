@@ -13,6 +13,7 @@ from jaxcomm.attention.permutation import (
     checked_order,
     natural_ids,
     places_of,
+    shifted,
     take,
     token_numbers,
 )
@@ -176,6 +177,7 @@ class Layout:
         *,
         segment_ids: Any = None,
         lengths: Any = None,
+        shift: int = 0,
     ) -> tuple[Any, "Tokens"]:
         """Permute a batch so that an even split gives every rank its tokens.
 
@@ -190,6 +192,10 @@ class Layout:
             padding.
           lengths: int (B,), or an int for all: tokens at this position or later are
             padding.
+          shift: by how many positions: each token gets what is so many behind it in
+            its document, a run of tokens of one id. With 1 the ids of tokens become
+            labels of the next token. Where the document has no such token, signed
+            integers are -1, and floats 0: leave these out of a loss.
 
         Returns:
           (x, tokens). A pytree like ``x``, whose dimension ``axis`` has ``size *
@@ -200,10 +206,22 @@ class Layout:
         Raises:
           ValueError: ``axis`` is out of range, an array has another length than the
             layout, ``x`` has no array, or ids or lengths have another shape.
-          TypeError: ``axis`` is no integer, or ids or lengths are no integers.
+          TypeError: ``axis`` or ``shift`` is no integer, ids or lengths are no
+            integers, or what is to be shifted has no number for "none".
+
+        >>> layout = Layout("zigzag", size=2, length=4)
+        >>> labels, _ = layout.reorder(jnp.array([5, 6, 7, 8]), axis=0, shift=1)
+        >>> labels
+        Array([ 6, -1,  7,  8], dtype=int32)
         """
         what = "Layout.reorder"
         places = self.all_positions()
+        shift = arguments.integer(shift, f"{what}: shift")
+        if shift < 0:
+            raise ValueError(
+                f"{what}: shift={shift}. Pass zero, or how many positions ahead a "
+                "label is. For earlier tokens call jaxcomm.attention.causal_halo."
+            )
 
         def one(leaf):
             leaf, at = checked(leaf, axis, what)
@@ -214,7 +232,12 @@ class Layout:
                     "its natural order, or make a layout for this one."
                 )
             self._check_rows(leaf, at, what)
-            return take(leaf, places, at)
+            if not shift:
+                return take(leaf, places, at)
+            numbers = token_numbers(leaf, at)
+            ids = natural_ids(segment_ids, lengths, numbers, what)
+            leaf, none = shifted(leaf, at, shift, ids, what)
+            return take(leaf, places, at, fill=none)
 
         out = jax.tree.map(one, x)
         leaves = jax.tree.leaves(x)

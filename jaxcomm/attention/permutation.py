@@ -76,6 +76,42 @@ def _take_rows(leaf, places, axis: int, fill):
     )
 
 
+def shifted(leaf, axis: int, by: int, ids, what: str):
+    """Move what tokens hold to tokens before them, within documents.
+
+    Args:
+      leaf: array whose dimension ``axis`` counts tokens in natural order.
+      by: how many positions.
+      ids: int32, the document of each token, in the shape of the array up to ``axis``,
+        negative for padding; or None.
+
+    Returns:
+      (array, none): of the same shape, and the number where there is no such token.
+    """
+    if jnp.issubdtype(leaf.dtype, jnp.signedinteger):
+        none = -1
+    elif jnp.issubdtype(leaf.dtype, jnp.inexact):
+        none = 0
+    else:
+        raise TypeError(
+            f"{what}: shift={by} of dtype {leaf.dtype}, which has no number "
+            "for a token without a label. Pass int32, whose number is -1."
+        )
+    count = leaf.shape[axis]
+    ahead = np.arange(count) + by
+    moved = take(leaf, np.minimum(ahead, count), axis, fill=none)
+    if ids is None:
+        return moved, none
+    # A document is a run of one id: no other is between.
+    has_one = ids >= 0
+    for step in range(1, min(by, count) + 1):
+        at = np.minimum(np.arange(count) + step, count)
+        has_one = has_one & (take(ids, at, axis, fill=PADDING) == ids)
+    xp = np if isinstance(has_one, np.ndarray) else jnp
+    has_one = has_one.reshape(has_one.shape + (1,) * (leaf.ndim - axis - 1))
+    return xp.where(has_one, moved, np.asarray(none, leaf.dtype)), none
+
+
 def permute(x, places: np.ndarray, axis: int):
     """Return the tokens at these places, each of which is named once.
 

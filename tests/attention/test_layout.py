@@ -105,6 +105,10 @@ def test_arrays_and_tokens_stay_sharded_on_a_mesh_of_explicit_axes(length):
             jax.tree.map(np.testing.assert_array_equal, found, expected)
             for leaf in jax.tree.leaves(found):
                 assert leaf.sharding.spec[:2] == spec
+        labels, _ = layout.reorder(given, shift=1, **of_ids)
+        assert labels.sharding.spec[:2] == spec
+        by_numpy, _ = layout.reorder(x, shift=1, **of_ids)
+        np.testing.assert_array_equal(labels, by_numpy)
         held, tokens = jax.device_put(expected, jax.P("data", "context"))
         for restore in (Tokens.restore, jax.jit(Tokens.restore)):
             back = restore(tokens, held)

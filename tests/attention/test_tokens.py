@@ -103,6 +103,34 @@ def test_tokens_are_where_the_layout_says_and_numpy_if_all_is(name, arrays, ids)
     assert layout.reorder(x)[1].segment_ids is None
 
 
+@every_layout
+@pytest.mark.parametrize("arrays", [np, jnp])
+@pytest.mark.parametrize("shift", [1, 2, LENGTH + 3])
+def test_labels_are_of_tokens_behind_in_the_document(name, arrays, shift):
+    """And there is none behind another document, though it has the same id."""
+    layout = layouts_of(name)[0]
+    ids = np.array([[0, 0, 1, 0, 0, 0, 2, 3, 3, 3, 3, -1, 4], [7] * 13])[:, :LENGTH]
+    x = np.arange(2 * LENGTH).reshape(2, LENGTH)
+    expected = np.full((2, 16), -1)
+    for row, last in enumerate((LENGTH, 9)):
+        of = ids[row]
+        for t in range(last - shift):
+            if of[t] >= 0 and (of[t : t + shift + 1] == of[t]).all():
+                expected[row, t] = x[row, t + shift]
+    given = {"segment_ids": ids, "lengths": [LENGTH, 9], "shift": shift}
+    held = np.broadcast_to(layout.all_positions(), (2, 16))
+    of_x = {"ids": arrays.asarray(x), "wide": arrays.ones((2, LENGTH, 3))}
+    labels, tokens = layout.reorder(of_x, **given)
+    of_held = np.take_along_axis(expected, held, 1)
+    np.testing.assert_array_equal(labels["ids"], of_held)
+    np.testing.assert_array_equal(labels["wide"], np.stack([of_held >= 0] * 3, -1))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        tokens,
+        layout.reorder(x, segment_ids=ids, lengths=[LENGTH, 9])[1],
+    )
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "int64", "uint64"])
 def test_ids_and_lengths_of_any_integers_are_those_of_int32(dtype):
     layout = Layout("zigzag", SIZE, LENGTH)

@@ -64,6 +64,11 @@ class Fragments:
         """The number of fragments of a rank."""
         return len(self.bounds) - 1
 
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The first token of each fragment, and the one behind its last."""
+        return tuple(itertools.pairwise(self.bounds))
+
     def begins(self, ids):
         """Return where a document begins inside a fragment, bool (B, T)."""
         before = jnp.concatenate([ids[:, :1], ids[:, :-1]], 1)
@@ -101,7 +106,7 @@ class Fragments:
                     x[:, start:stop],
                     [(0, 0), (0, held - (stop - start))] + [(0, 0)] * (x.ndim - 2),
                 )
-                for start, stop in itertools.pairwise(self.bounds)
+                for start, stop in self.pairs
             ]
             parts = jnp.stack(parts, 1)
             parts = parts.reshape(

@@ -11,11 +11,12 @@ import numpy as np
 from jaxcomm.attention import arguments
 from jaxcomm.attention.kernels.kernel import sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.mask import PADDING, promotes_ranks
+from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import held_tokens, vary_alike
-from jaxcomm.attention.permutation import ids_of, poison_unless
+from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import are_right
 from jaxcomm.attention.state import maps as state_maps
+from jaxcomm.attention.state.documents import documents_of
 from jaxcomm.attention.state.exchange import entering
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.attention.state.kernel import StateKernel, StateRows
@@ -144,6 +145,7 @@ _scan.defvjp(_forward, _backward)
 _scan_compiled = jax.jit(_scan, static_argnums=0)
 
 
+@promotes_ranks
 def state_scan(
     query: Array,
     key: Array,
@@ -221,7 +223,9 @@ def state_scan(
             tokens, arrays["value"], axis_name, _WHAT, "value", "tokens"
         )
         fragments = Fragments.of(layout, kernel.chunk, _WHAT)
-        ids, is_real = _documents(tokens, layout, arrays["value"].shape[:2], axis_name)
+        ids, is_real = documents_of(
+            tokens, layout, arrays["value"].shape[:2], axis_name, _WHAT
+        )
         is_right = are_right(tokens, layout, axis_name, _WHAT)
         everything = vary_alike((arrays, ids, is_real, is_right), named)
         arrays, ids, is_real, is_right = everything
@@ -297,28 +301,6 @@ def _checked(kernel, query, key, value, gate, beta):
         for name in ("query", "key"):
             arrays[name] = jnp.repeat(arrays[name], heads // key_heads, axis=2)
     return had_batch, arrays
-
-
-def _documents(tokens: Tokens, layout: Layout, shape, axis_name):
-    """Return the documents of tokens, padding negative, and which are no padding.
-
-    Returns:
-      (ids, is_real): int32 (B, T), or None if all are one document; bool (B, T) or (1,
-      T), or None if none is padding.
-    """
-    at = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
-    has_padding = layout.length < layout.size * layout.local_length
-    is_real = jnp.atleast_2d(at) < layout.length if has_padding else None
-    ids = ids_of(tokens.segment_ids, f"{_WHAT}: segment_ids")
-    if ids is None:
-        return None, is_real
-    ids = jnp.asarray(ids)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"{_WHAT}: segment_ids have dtype {ids.dtype}. Pass integers.")
-    ids = jnp.broadcast_to(ids.astype(jnp.int32), shape)
-    if is_real is not None:
-        ids = jnp.where(is_real, ids, PADDING)
-    return ids, ids >= 0
 
 
 def _rows(kernel, arrays, ids, is_real, scale, fragments: Fragments) -> StateRows:

@@ -1,0 +1,128 @@
+"""The tokens before each token, wherever they are."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomm.attention import arguments
+from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import promotes_ranks
+from jaxcomm.attention.on_ranks import held_tokens, vary_alike
+from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.positions import are_right
+from jaxcomm.attention.state.documents import documents_of
+from jaxcomm.attention.state.fragments import Fragments
+from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.primitives.arguments import integer
+from jaxcomm.primitives.call import SCOPE, AxisName, call_of
+
+_WHAT = "causal_halo"
+# Of no document, and no padding: before the first token.
+_NOWHERE = -2
+
+
+@promotes_ranks
+def causal_halo(
+    x: jax.Array | np.ndarray,
+    axis_name: AxisName,
+    tokens: Tokens | Layout,
+    width: int,
+    *,
+    lane: str | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Return the ``width`` tokens before each token, for short convolutions and shifts.
+
+    For use inside ``jax.shard_map``, with the tokens of ``ring_attention``. The last
+    ``width`` tokens of each fragment travel, in one all-gather. Documents do not leak:
+    a document is a run of tokens of one segment id, and what is before it is 0.
+    Differentiable as often as you like.
+
+    Args:
+      x: (B, T, ...) of any dtype, the tokens of this rank.
+      axis_name: the mesh axis (or tuple of axes) over which the sequence is split.
+      tokens: of this rank, as in ``ring_attention``: of the schedule ``"zigzag"``,
+        ``"contiguous"`` or another whose fragments are few.
+      width: how many tokens before each, one or more.
+      lane: which communicator carries the bytes. If None, the default lane.
+      backend: what moves the bytes. If None, the backend of the platform.
+
+    Returns:
+      (B, T, width, ...) of the dtype of ``x``: at ``[:, :, i]`` is the token ``i + 1``
+      positions before. Zeros where there is none in the document, and of padding.
+
+    Raises:
+      ValueError: ``width`` is below one, shapes, tokens and axis do not fit together,
+        or the layout deals too many fragments, as ``"striped"`` does.
+      TypeError: ``width`` is no integer, or positions are missing.
+      NameError: ``axis_name`` is not bound; call inside ``jax.shard_map``.
+
+    A causal convolution of 4 taps for each channel, with weights (4, channels):
+
+    >>> def convolve(x, weights, tokens):
+    ...     before = causal_halo(x, "context", tokens, 3)
+    ...     return x * weights[0] + jnp.einsum("btwc,wc->btc", before, weights[1:])
+    """
+    width = integer(width, f"{_WHAT}: width")
+    if width < 1:
+        raise ValueError(f"{_WHAT}: width={width}. Pass one token or more.")
+    x = jnp.asarray(x)
+    if x.ndim < 2:
+        raise ValueError(
+            f"{_WHAT}: x has shape {x.shape}. Pass (B, T, ...): sequences, then tokens."
+        )
+    named = call_of(_WHAT, axis_name, lane=lane, backend=backend)
+    axis_name = named.axes[0] if len(named.axes) == 1 else named.axes
+    arguments.check_axes(named.axes, _WHAT)
+    arguments.check_are_local(_WHAT, x=x)
+    with SCOPE(named.scope):
+        tokens, layout = held_tokens(tokens, x, axis_name, _WHAT, "x", "tokens")
+        fragments = Fragments.of(layout, 1, _WHAT)
+        ids, is_real = documents_of(tokens, layout, x.shape[:2], axis_name, _WHAT)
+        if ids is None:
+            real = jnp.ones((1, 1), bool) if is_real is None else is_real
+            ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
+        is_right = are_right(tokens, layout, axis_name, _WHAT)
+        x, ids, is_right = vary_alike((x, ids, is_right), named)
+        before = _shifted(x, fragments, layout, width, axis_name, 0)
+        ids_before = _shifted(ids, fragments, layout, width, axis_name, _NOWHERE)
+    found, is_same, last = [], ids >= 0, ids
+    for each, of_each in zip(before, ids_before, strict=True):
+        # A run of one id: no other between.
+        is_same, last = is_same & (of_each == last), of_each
+        seen = is_same.reshape(is_same.shape + (1,) * (x.ndim - 2))
+        found.append(jnp.where(seen, each, jnp.zeros((), x.dtype)))
+    return poison_unless(is_right, jnp.stack(found, 2))
+
+
+def _shifted(x, fragments: Fragments, layout: Layout, width: int, axis_name, fill):
+    """Return tokens 1, 2, ... ``width`` positions before, each (B, T, ...)."""
+    bounds = fragments.bounds
+    held = np.stack([np.asarray(layout.positions_of(r)) for r in range(layout.size)])
+    tails, positions = [], []
+    for start, stop in fragments.pairs:
+        # A short fragment has fewer. The first of them stand in, and are not looked at.
+        at = np.arange(stop - width, stop)
+        tails.append(x[:, np.maximum(at, start)])
+        positions.append(np.where(at >= start, held[:, at], -1))
+    # (ranks, F, width): where, among all tails, the tokens before each fragment are.
+    positions = np.stack(positions, 1).reshape(-1)
+    place = np.full(layout.size * layout.local_length, len(positions))
+    place[positions[positions >= 0]] = np.flatnonzero(positions >= 0)
+    wanted = held[:, list(bounds[:-1])][..., None] - np.arange(width, 0, -1)
+    places = np.where(wanted >= 0, place[wanted], len(positions)).astype(np.int32)
+    every = all_gather(jnp.stack(tails, 1), axis_name)  # (ranks, B, F, width, ...)
+    every = jnp.moveaxis(every, 1, 0)
+    every = every.reshape(len(every), -1, *every.shape[4:])
+    mine = jnp.asarray(places)[jax.lax.axis_index(axis_name)]
+    halo = jnp.take(every, mine, axis=1, mode="fill", fill_value=fill)
+    wide = [
+        jnp.concatenate([halo[:, which], x[:, start:stop]], 1)
+        for which, (start, stop) in enumerate(fragments.pairs)
+    ]
+    return [
+        jnp.concatenate([part[:, width - by : part.shape[1] - by] for part in wide], 1)
+        for by in range(1, width + 1)
+    ]
