@@ -26,6 +26,8 @@ WRONG_USE = 2
 _LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.
 _INSISTENT_SECONDS = 0.2
+# For the kernel to end a process that was given up and killed: the others wait for it.
+_KILLED_SECONDS = 1.0
 # Between looks at processes whose end wakes nobody.
 _LOOK_SECONDS = 0.1
 SIGNAL_BASE = 128
@@ -111,6 +113,8 @@ class Job:
         self._request = 0
         self._failed: int | None = None
         self._is_late = False
+        # Given up and killed: until when the kernel has time to end them.
+        self._killed: dict[int, float] = {}
         # Whether those that still run have been killed, in vain.
         self._is_over = False
         self._status: int | None = None
@@ -130,7 +134,7 @@ class Job:
                 else:
                     unwatched.append(process)
             while self._running and not self._is_over:
-                left = self._deadline - time.monotonic()
+                left = min([self._deadline, *self._killed.values()]) - time.monotonic()
                 if unwatched:
                     left = min(left, _LOOK_SECONDS)
                 # Epoll gives them in the order in which they happened, so the first
@@ -150,6 +154,7 @@ class Job:
                 for process in unwatched:
                     self._collect(process)
                 unwatched = [p for p in unwatched if p.number in self._running]
+                self._leave_behind()
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()
@@ -184,9 +189,30 @@ class Job:
             self._stop([first, last_words, *rest])
 
     def _collect(self, process):
-        if not process.has_ended():
+        if process.number not in self._running or not process.has_ended():
             return
-        self._running.pop(process.number, None)
+        self._count_off(process)
+
+    def _leave_behind(self):
+        """Go on without those whom the kernel does not end, though they are killed.
+
+        They wait in it, for a device or a file system, and run no instruction any more.
+        """
+        for number, end in [*self._killed.items()]:
+            process = self._running.get(number)
+            if process is None:
+                del self._killed[number]
+            elif time.monotonic() >= end:
+                self._output.say(
+                    f"process {number} is killed, and the kernel does not end it: "
+                    f"left behind in state {process.state()}, with its GPUs if any"
+                )
+                process.leave_behind()
+                self._count_off(process)
+
+    def _count_off(self, process):
+        self._running.pop(process.number)
+        self._killed.pop(process.number, None)
         self._ends.tell(process.number, process.status)
         if process.status:
             self._fail(process.number, process.status)
@@ -237,6 +263,7 @@ class Job:
         self._fail(number, SIGNAL_BASE + signal.SIGKILL, "was given up by the others")
         if number in self._running:
             self._running[number].send_all(signal.SIGKILL)
+            self._killed[number] = time.monotonic() + _KILLED_SECONDS
         return True
 
     def _fail(self, number, status, how=""):

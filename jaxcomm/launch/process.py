@@ -114,6 +114,19 @@ class Process:
             self._popen.wait()
         return True
 
+    def state(self) -> str:
+        """Return the letter of proc(5) for its state, "?" if that is hidden."""
+        try:
+            text = pathlib.Path(f"/proc/{self._popen.pid}/stat").read_text()
+        except OSError:
+            return "?"
+        return text.rpartition(")")[2].split()[0]
+
+    def leave_behind(self):
+        """Wait for it no more: it was killed, and the kernel does not end it."""
+        # Whenever the kernel ends it, it does so by this signal.
+        self._popen.returncode = -signal.SIGKILL
+
     def kill(self):
         """End it and all that it has started, wait if it ends, and clean up.
 
@@ -124,8 +137,7 @@ class Process:
             try:
                 self._popen.wait(UNKILLABLE_SECONDS)
             except subprocess.TimeoutExpired:
-                # Whenever the kernel ends it, it does so by this signal.
-                self._popen.returncode = -signal.SIGKILL
+                self.leave_behind()
         # Left by one that is killed between making and unlinking it, see segment.cc.
         for path in _SHARED_MEMORY.glob(f"jaxcomm-{self._popen.pid}-*"):
             # Another user's process may have had the same number.
