@@ -153,6 +153,9 @@ def wait_for_aborts(seconds: float) -> bool:
     Waits for threads that abort operations of NCCL; returns whether all are done.
     """
 
+def end_process(text: str) -> None:
+    """Ends this process with a message, flight records and status 70."""
+
 def fail_worlds(reason: str) -> None:
     """
     Fails the communicators of NCCL that span processes: another process failed.

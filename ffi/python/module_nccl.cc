@@ -21,6 +21,7 @@
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
+#include "ffi/core/last_resort.h"
 #include "ffi/core/registry.h"
 #include "ffi/python/module.h"
 
@@ -228,6 +229,9 @@ void BindNccl(nb::module_& m) {
       "wait_for_aborts", &Health::WaitForAborts, nb::arg("seconds"),
       nb::call_guard<nb::gil_scoped_release>(),
       "Waits for threads that abort operations of NCCL; returns whether all are done.");
+  m.def("end_process", &EndProcess, nb::arg("text"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Ends this process with a message, flight records and status 70.");
   m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),

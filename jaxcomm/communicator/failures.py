@@ -6,28 +6,26 @@ thread of each process publishes the process's first failure in the store, and l
 there for failures of others.
 
 A world is a communicator of a whole mesh. Its name, here NCCL's unique id, is new for
-each one that is made and the same on all of its processes. An entry belongs to one
-world, ``jaxcomm/failures/<world>/<process>``. So processes that share no world do not
-fail each other, and old failures do not reach a world that is made anew.
+each one that is made and the same on all of its processes. A world has one entry at
+most, ``jaxcomm/failures/<world>``: the store takes the first. So processes that share
+no world do not fail each other, old failures do not reach a world that is made anew,
+and a look takes no longer the more processes fail.
 """
 
 import dataclasses
 import functools
 import hashlib
-import re
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
-from jaxcomm import compat
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import forks, hosts, settling
-from jaxcomm.communicator.store import EntryError, not_ours, seal, unseal
+from jaxcomm.communicator.store import EntryError, Store, not_ours, of_job, unseal
 
 _FOLDER = "jaxcomm/failures"
 # A look into this process takes a microsecond.
@@ -60,9 +58,7 @@ class FailureWatch:
     """Tells other processes of this one's first failure, and this one of theirs.
 
     Args:
-      store: has ``key_value_set(key, text, allow_overwrite)``,
-        ``key_value_dir_get(folder)``, which returns pairs of key and text, and
-        ``key_value_increment(key, by)``, which returns the sum.
+      store: of the job.
       process: this process, as JAX numbers them.
       first_failure: returns the text of the first failure of the worlds that this
         process has now, ``""`` if none failed.
@@ -76,7 +72,7 @@ class FailureWatch:
 
     def __init__(
         self,
-        store: Any,
+        store: Store,
         process: int,
         first_failure: Callable[[], str],
         fail_worlds: Callable[[str], object],
@@ -103,8 +99,6 @@ class FailureWatch:
         self._known = ""
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # Of the thread: what it tells in another attempt keeps its place.
-        self._counted, self._order = "", 0
 
     def watch(
         self,
@@ -197,15 +191,10 @@ class FailureWatch:
 
     def _publish(self, worlds, text):
         """Tell the other processes of some worlds, and watch these worlds no more."""
-        if self._counted != text:
-            self._order = int(self.store.key_value_increment(f"{_FOLDER}-count", 1))
-            self._counted = text
-        failure = dataclasses.asdict(Failure(self._order, self._process, text))
+        order = int(self.store.client.key_value_increment(f"{_FOLDER}-count", 1))
+        failure = dataclasses.asdict(Failure(order, self._process, text))
         for world in worlds:
-            key = f"{_FOLDER}/{world}/{self._process}"
-            entry = seal(self._process, failure)
-            self.store.key_value_set(key, entry, allow_overwrite=True)
-        self._counted = ""
+            self.store.set_once(f"{_FOLDER}/{world}", failure, self._process)
         self._forget(worlds)
         with self._changed:
             self._known = text
@@ -217,14 +206,15 @@ class FailureWatch:
         one, but not with the other, are told in turn.
         """
         found = []
-        for key, text in self.store.key_value_dir_get(f"{_FOLDER}/"):
-            world, _, publisher = key.removeprefix(f"{_FOLDER}/").rpartition("/")
-            if world in worlds and publisher != str(self._process):
+        for key, text in self.store.client.key_value_dir_get(f"{_FOLDER}/"):
+            world = key.removeprefix(f"{_FOLDER}/")
+            if world in worlds:
                 found.append((_failure(key, text), world))
         if found:
             first = min(found)[0]
             self._forget(world for _, world in found)
-            self._fail_worlds(f"process {first.process} failed first: {first.text}")
+            who = "a process" if first.process < 0 else f"process {first.process}"
+            self._fail_worlds(f"{who} failed first: {first.text}")
 
     def _see_ends(self, worlds):
         """Fail the worlds of which a process has failed and ended, on any host."""
@@ -267,10 +257,7 @@ def _failure(key: str, text: str) -> Failure:
         raise not_ours(key, text)
     except EntryError as error:
         # Processes write there only when they fail. One that says why counts first.
-        process = key.rpartition("/")[2]
-        last = sys.maxsize
-        is_number = re.fullmatch("[0-9]{1,9}", process)
-        return Failure(last, int(process) if is_number else -1, str(error))
+        return Failure(sys.maxsize, -1, str(error))
 
 
 _lock = threading.Lock()
@@ -292,9 +279,7 @@ def watch(
       settles: whether it is stopped only once all of them expect that.
     """
     global _watch
-    store = compat.key_value_store()
-    if store is None:
-        return  # The process is alone.
+    store = of_job(processes)
     with _lock:
         if _watch is None or _watch.store is not store:
             _watch = FailureWatch(

@@ -1,10 +1,12 @@
-"""When a process may stop NCCL after a failure: once all others expect it.
+"""When a process may stop NCCL after a failure: once no other computes with it.
 
 A kernel of NCCL that is stopped tells its peers of steps whose bytes it never wrote. If
 a peer took them for data, its program would read wrong numbers. So each process first
-poisons what it runs, then writes an entry in the store, and waits for the entries of
-all others. A process that has ended, or closed its communicators, computes nothing any
-more.
+poisons what it runs, and then says so. A process that has ended, or closed its
+communicators, computes nothing any more. One that says nothing is stopped, or stuck
+where it cannot speak: the others give it up, and wait until it is killed. The launcher
+kills it. Without one its neighbors on the same host do. Nobody can kill a process of
+another host then, and the extension ends those that wait.
 """
 
 import contextlib
@@ -12,11 +14,15 @@ import threading
 import time
 from typing import Any
 
-from jaxcomm.communicator import hosts
-from jaxcomm.communicator.store import seal
+from jaxcomm._built import _ffi
+from jaxcomm.communicator import hosts, presence
+from jaxcomm.communicator.rendezvous import names
+from jaxcomm.communicator.store import Store
 
 _FOLDER = "jaxcomm/settled"
-# Each look is a message to the coordinator, of every process and only after a failure.
+# For a process to say that it knows. Its thread looks three times a second, and needs
+# Python's lock; the last of many processes is behind the messages of all others.
+_ANSWER_SECONDS, _SECONDS_EACH = 2.0, 0.002
 _LOOK_SECONDS = 0.05
 # The extension ends the process before.
 _GIVE_UP_SECONDS = 30.0
@@ -28,33 +34,28 @@ _threads: list[threading.Thread] = []
 
 
 def settle(
-    store: Any, world: str, process: int, processes: tuple[int, ...], health: Any
+    store: Store, world: str, process: int, processes: tuple[int, ...], health: Any
 ) -> None:
     """Say that this process computes nothing over a world, and wait for the others.
 
     A thread of its own waits, and only if there may be something to stop.
 
     Args:
-      store: of the job, see :class:`jaxcomm.communicator.failures.FailureWatch`.
+      store: of the job.
       world: its name, the same on all of its processes.
       process: this process, as JAX numbers them.
       processes: that share the world.
       health: has ``is_broken()``, ``gone()``, the processes that have ended, and
         ``settle()``, which lets this process stop NCCL.
     """
-    folder = f"{_FOLDER}/{world}/"
-
-    def tell():
-        entry = seal(process, True)
-        store.key_value_set(f"{folder}{process}", entry, allow_overwrite=True)
-
+    folder = f"{_FOLDER}/{world}"
     if not health.is_broken():
         with contextlib.suppress(Exception):  # The store goes with the job.
-            tell()
+            presence.come(store, folder, process)
+            _end_if_late(presence.outcome_of(store, folder), process)
         return
-    others = {f"{folder}{other}": other for other in processes if other != process}
     thread = threading.Thread(
-        target=_wait, args=(store, folder, tell, others, health),
+        target=_wait, args=(store, folder, process, processes, health),
         name="jaxcomm-settling", daemon=True,
     )  # fmt: skip
     _threads[:] = [each for each in _threads if each.is_alive()]
@@ -69,18 +70,37 @@ def stop() -> None:
         thread.join(_JOIN_SECONDS)
 
 
-def _wait(store, folder, tell, others, health):
+def _wait(store, folder, me, processes, health):
+    def ended():
+        if _is_over.is_set():
+            raise _Over
+        return {*processes} & {*health.gone(), *hosts.told_ends()}
+
     end = time.monotonic() + _GIVE_UP_SECONDS
-    is_told = False
-    while time.monotonic() < end:
+    seconds = _ANSWER_SECONDS + len(processes) * _SECONDS_EACH
+    came, is_told = None, False
+    while time.monotonic() < end and not _is_over.wait(_LOOK_SECONDS):
         with contextlib.suppress(Exception):  # The store may come back.
-            if not is_told:
-                tell()
-                is_told = True
-            found = {key for key, _ in store.key_value_dir_get(folder)}
-            gone = {*health.gone(), *hosts.told_ends()}
-            if {others[key] for key in others.keys() - found} <= gone:
+            if came is None:
+                came = presence.who_came(store, folder, processes, me, seconds, ended)
+                _end_if_late(came, me)
+            silent = {*processes} - {*came} - ended()
+            if not silent:
                 health.settle()
                 return
-        if _is_over.wait(_LOOK_SECONDS):
-            return
+            if not is_told:
+                presence.end(silent, me)
+                is_told = True
+
+
+def _end_if_late(came, me):
+    """End this process if the others have given it up: its numbers may be wrong."""
+    if came is not None and me not in came:
+        _ffi.end_process(
+            f"process {me} came too late: a collective failed, this process did not "
+            f"say that it knows, and {names(came)} go on without it"
+        )
+
+
+class _Over(Exception):
+    """This process ends."""

@@ -1,47 +1,29 @@
 """Which processes go on after a failure, and the mesh of their devices.
 
-Processes agree in numbered rounds, through the key-value store of ``jax.distributed``.
-Each process of a mesh writes an entry when it comes. Once every process has come or has
-ended, or one has waited in vain, a process writes the outcome: who came and lives. The
-store takes the first outcome, so all that came return alike, and a process that comes
-later learns that it was given up.
+Processes agree in numbered rounds, see :mod:`~jaxcomm.communicator.presence`. A process
+that comes later learns that it was given up.
 """
 
 import datetime
 import hashlib
-import random
 import sys
-import time
 import weakref
-from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from jaxcomm import config
-from jaxcomm.communicator import cache, forks, hosts, rendezvous
+from jaxcomm.communicator import cache, forks, hosts, presence, rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.init import seconds_of
 from jaxcomm.communicator.rendezvous import SURVIVORS, names
 from jaxcomm.communicator.store import Store, of_job
 from jaxcomm.errors import CommunicatorError
 
-# How long a process waits for the outcome before it looks who came.
-_STEP_SECONDS = 0.05
-# So many processes look in each step, of however many there are.
-_LOOKING = 4
 # The rounds that a process has been through, by the processes and itself: who was left.
 _past: weakref.WeakKeyDictionary[Store, dict[tuple, list[list[int]]]] = (
     weakref.WeakKeyDictionary()
 )
-# How the launcher learns which processes were given up, if there is one.
-_tell_launcher: Callable[[int], object] | None = None
-
-
-def tell_of_given_up(tell: Callable[[int], object] | None) -> None:
-    """Have ``tell(process)`` called for each process that is given up and may live."""
-    global _tell_launcher
-    _tell_launcher = tell
 
 
 def survivors(
@@ -142,6 +124,7 @@ def shrink(
       True
     """
     smaller = _survivors(mesh, axis, timeout, "shrink")
+    was_anyone_lost = True
     while True:
         try:
             cache.move(mesh, smaller)
@@ -150,9 +133,10 @@ def shrink(
             is_lost = isinstance(error, rendezvous.LateError) or hosts.ended(
                 processes_of(smaller), jax.process_index()
             )
-            if not is_lost:
+            if not is_lost or not was_anyone_lost:
                 raise
             mesh, smaller = smaller, _survivors(smaller, axis, timeout, "shrink")
+            was_anyone_lost = smaller is not mesh
         else:
             return smaller
 
@@ -164,15 +148,17 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
     candidates = rounds[-1] if rounds else list(processes)
     name = hashlib.sha256(repr(processes).encode()).hexdigest()[:16]
     folder = f"{SURVIVORS}/{name}/{len(rounds)}"
-    outcome = store.get(f"{folder}/outcome")
+    outcome = presence.outcome_of(store, folder)
     if outcome is None:
-        store.set(f"{folder}/{me}", True, me)
         hosts.publish(processes, me)
         rendezvous.tell_waiting(
             store, processes, me, folder, "agree who is left (jaxcomm.shrink)"
         )
         try:
-            outcome = _outcome(store, folder, candidates, me, seconds)
+            outcome = presence.who_came(
+                store, folder, candidates, me, seconds,
+                lambda: hosts.ended(candidates, me),
+            )  # fmt: skip
         finally:
             rendezvous.forget_waiting(store, me)
     if me not in outcome:
@@ -181,29 +167,8 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
             f"for it, and gave it up. {names(outcome)} go on without it. End this "
             f"process"
         )
-    if _tell_launcher is not None:
-        for process in {*candidates} - {*outcome}:
-            _tell_launcher(process)
+    presence.give_up({*candidates} - {*outcome})
     rounds.append(outcome)
-    return outcome
-
-
-def _outcome(
-    store: Store, folder: str, candidates: list[int], me: int, seconds: float
-) -> list[int]:
-    """Wait for the outcome of a round, or write it."""
-    key = f"{folder}/outcome"
-    deadline = time.monotonic() + seconds
-    outcome = None
-    while outcome is None:
-        is_late = time.monotonic() >= deadline
-        if is_late or random.randrange(len(candidates)) < _LOOKING:
-            came = store.entries(folder, candidates)
-            gone = hosts.ended(candidates, me)
-            if is_late or {*candidates} <= {*came, *gone}:
-                store.set_once(key, [p for p in came if p not in gone], me)
-                return store.get(key)
-        outcome = store.wait(key, _STEP_SECONDS)
     return outcome
 
 

@@ -90,11 +90,12 @@ def join(report=lambda news: None) -> None:
     import jax
 
     from jaxcomm import compat
-    from jaxcomm.communicator import survivors
+    from jaxcomm.communicator import presence
 
-    survivors.tell_of_given_up(lambda process: report(f"gave-up {process}"))
     ours = place()
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
+    if is_elastic:
+        presence.tell_of_given_up(lambda process: report(f"gave-up {process}"))
     process = os.getpid()
     initialize = jax.distributed.initialize
     signature = inspect.signature(initialize)

@@ -93,7 +93,7 @@ def test_whatever_is_in_the_store_is_used_or_refused(pytestconfig):
         found.is_visible_from(hosts.Info(1, 2, None, 3))
 
     def use_failure(text):
-        found = failures._failure("jaxcomm/failures/w/1", sealed(text))
+        found = failures._failure("jaxcomm/failures/w", sealed(text))
         assert min(found, failures.Failure(0, 0, "")).text is not None
         if found.order == sys.maxsize:
             raise Nothing

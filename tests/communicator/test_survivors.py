@@ -8,7 +8,7 @@ import pytest
 from job_store import JobStore
 
 import jaxcomm
-from jaxcomm.communicator import cache, hosts, rendezvous, survivors
+from jaxcomm.communicator import cache, hosts, presence, rendezvous, survivors
 
 FOUR = (0, 1, 2, 3)
 TIMEOUT = 60
@@ -27,7 +27,7 @@ def ended(monkeypatch):
 def store(monkeypatch, ended):
     made = JobStore()
     made.serve(monkeypatch)
-    monkeypatch.setattr(survivors, "time", made)
+    monkeypatch.setattr(presence, "time", made)
     return made
 
 
@@ -53,7 +53,7 @@ def test_all_learn_at_once_who_has_ended(store, ended):
 def interrupted(store, monkeypatch):
     """Process 0 has come, and was interrupted while it waited for the others."""
     with monkeypatch.context() as patch:
-        patch.setattr(survivors.Store, "wait", _interrupt)
+        patch.setattr(presence.Store, "wait", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             survivors._agree(FOUR, 0, TIMEOUT)
 

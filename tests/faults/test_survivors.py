@@ -1,4 +1,6 @@
-"""A process is killed, or late. The others shrink their mesh and go on, in place."""
+"""A process is killed, late or hung. The others shrink their mesh and go on."""
+
+import itertools
 
 import pytest
 import survival
@@ -7,17 +9,30 @@ from team import environment
 pytestmark = pytest.mark.multiprocess
 
 
+# tests/examples kills processes over the host backend.
+USUAL = [
+    ("host", "stopped"),
+    ("nccl", "killed"),
+    ("nccl", "late"),
+    ("nccl", "stopped-first"),
+    ("nccl", "stopped-in-connect"),
+]
+ALL = [*itertools.product(["host", "nccl"], survival.CASES)]
+
+
 @pytest.mark.parametrize(
     ("backend", "case"),
-    # tests/examples kills processes over the host backend.
-    [("host", "late"), ("nccl", "killed"), ("nccl", "late")],
+    [
+        pytest.param(*each, marks=[] if each in USUAL else [pytest.mark.thorough])
+        for each in ALL
+    ],
 )
 def test_survivors_go_on_with_their_parameters(backend, case, tmp_path, request):
     variables = environment()
     if backend == "nccl":
         path = request.getfixturevalue("stand_in_path")
         variables |= {"JAXCOMM_NCCL_LIBRARY": path, "JAXCOMM_BACKEND": "nccl"}
-    survival.check(case, 3, tmp_path, variables)
+    survival.check(case, survival.processes(case, 3), tmp_path, variables)
 
 
 SET_UP = """

@@ -1,4 +1,4 @@
-"""A process of two GPUs is killed, or late. The other keeps its GPU and goes on.
+"""A process of several GPUs is killed, late or hung. The others go on, on theirs.
 
 Each prints lines that begin with VERDICT, and figures: `make gpu-test
 ARGS="-k survivors -s"` shows them.
@@ -12,10 +12,10 @@ from gpu_count import count_gpus
 pytestmark = [pytest.mark.gpu, pytest.mark.multiprocess]
 
 
-@pytest.mark.parametrize("case", ["killed", "late"])
-def test_survivors_raise_within_a_second_and_go_on(case, tmp_path):
-    count = count_gpus()
-    if count < 2:
-        pytest.skip("needs two NVIDIA GPUs")
+@pytest.mark.parametrize("case", survival.CASES)
+def test_survivors_raise_and_go_on_within_seconds(case, tmp_path):
+    count = min(count_gpus(), 4)
+    if count < survival.processes(case, 2):
+        pytest.skip(f"needs {survival.processes(case, 2)} NVIDIA GPUs")
     variables = runner.inherited() | runner.on_gpus().variables
     survival.check(case, count, tmp_path, variables, size=1 << 24)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.multiprocess
 # Each process holds numbers, which it adds to those of all others in two lanes.
 SET_UP = """
 import itertools
-from jaxcomm.communicator import cache, survivors
+from jaxcomm.communicator import cache, store, survivors
 from jaxcomm.communicator.backends.nccl import backend, communicators
 mesh = mesh_of()
 policy = jaxcomm.CommPolicy(on_failure="poison")
@@ -53,10 +53,10 @@ answer = step(mesh)
 STATES = {
     "before it says that it lives": "survivors._agree = die",
     "while all agree": """
-entries = survivors.Store.entries
-def look(store, folder, processes):
-    return (die if "survivors" in folder else entries)(store, folder, processes)
-survivors.Store.entries = look
+entries = store.Store.entries
+def look(of, folder, processes):
+    return (die if "survivors" in folder else entries)(of, folder, processes)
+store.Store.entries = look
 """,
     "once all agree": "cache.move = die",
     "while it closes": "backend.NcclBackend.end = die",

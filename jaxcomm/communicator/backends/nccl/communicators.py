@@ -21,6 +21,8 @@ from jaxcomm.errors import CommunicatorError
 # Variables that set how much memory a communicator takes, and NCCL's own choices.
 _FIFO = "NCCL_WORK_FIFO_BYTES"
 _BUFFERS = {_FIFO: 1 << 20, "NCCL_WORK_FIFO_DEPTH": 1 << 16, "NCCL_BUFFSIZE": 4 << 20}
+# What the extension says if it waited in vain, see failure/wait.cc.
+_LATE = "other processes may not have come to it"
 # By the devices of the mesh, in order of their ids, and what its policy sets.
 _worlds: "weakref.WeakValueDictionary[tuple, _ffi.NcclWorld]" = (
     weakref.WeakValueDictionary()
@@ -68,7 +70,9 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
         _worlds.clear()
         if not isinstance(error, RuntimeError):
             raise
-        raise CommunicatorError(
+        # All that came wait as long.
+        kind = rendezvous.LateError if _LATE in str(error) else CommunicatorError
+        raise kind(
             f"NCCL did not make a communicator over {spec} of "
             f"{spec.mesh.devices.size} devices: {error}"
         ) from None
