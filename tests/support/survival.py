@@ -8,7 +8,7 @@ import waiting
 
 HERE = pathlib.Path(__file__).parent
 # A process that does not come to make communicators is lost after this, too.
-MEET_SECONDS = 3 * waiting.EXPIRES_SECONDS
+MEET_SECONDS = 5 * waiting.EXPIRES_SECONDS
 # See survival_job.py.
 CASES = (
     "killed", "late", "stopped", "stopped-first", "stopped-two", "stopped-in-shrink",
