@@ -12,6 +12,9 @@ def call_site_type() -> dict:
 def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], process_set: ProcessSet | None = None, processes: Sequence[Sequence[int]] = [], generation: int = 0, hint_if_late: str = '') -> None:
     """Makes a communicator of the host backend under a key."""
 
+def set_hint_if_late(hint: str) -> None:
+    """Why ranks of this process may be unable to come, for errors and notices."""
+
 def begin_program(program: int) -> None:
     """
     Calls instantiated after this under the number belong to a new program.
@@ -192,10 +195,13 @@ def counters() -> dict:
 def flight_record(key: int | None, reason: str) -> str:
     """The last operations of a communicator, or of all, as JSON."""
 
-def prepare_flight_dumps(process: int, processes: int, devices: Sequence[tuple[str, Sequence[int]]], folder: str) -> bool:
+def prepare_flight_dumps(process: int, processes: int, devices: Sequence[tuple[str, Sequence[int]]], folder: str, says: bool) -> bool:
     """
     Sets the identity of this process and the folder of its flight records; returns whether it answers SIGUSR1.
     """
+
+def use_stack_server(request: int, answer: int, file: int) -> None:
+    """Descriptors of the thread that writes the stacks of all Python threads."""
 
 def dump_flight_records(reason: str) -> None:
     """Writes the flight records after a failure."""

@@ -29,8 +29,11 @@ are read when the package is imported, the others when a communicator is created
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes
     ``flight-record-<i>.json`` there when a collective fails, when the program ends by
-    an exception, and on SIGUSR1. It overwrites an older one. Default: no files, and
-    SIGUSR1 prints to stderr.
+    an exception, when one of several processes ends, and on SIGUSR1. It overwrites an
+    older one. Default: no files, and SIGUSR1 prints to stderr.
+``JAXCOMM_LAUNCHED``
+    1: ``python -m jaxcomm.launch`` reads the flight records and says what they tell, so
+    processes do not. Default: 0.
 ``JAXCOMM_ENDED``
     File that names processes that have ended, on any host. ``python -m jaxcomm.launch
     --elastic`` sets it.
@@ -88,6 +91,11 @@ def checksums() -> bool:
       ValueError: if ``JAXCOMM_CHECKSUMS`` is neither 0 nor 1.
     """
     return _flag("JAXCOMM_CHECKSUMS", CHECKSUMS)
+
+
+def is_launched() -> bool:
+    """Return whether a launcher reads the flight records."""
+    return os.environ.get("JAXCOMM_LAUNCHED") == "1"
 
 
 def nccl_library() -> str | None:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ffi/base/status.h"
+#include "ffi/flight/python_stacks.h"
 #include "ffi/os/forked.h"
 #include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
@@ -20,7 +21,7 @@
 namespace jaxcomm {
 namespace {
 
-// The only reason that is not a collective.
+// The only failure that is not one of a collective.
 constexpr std::string_view kExit = "exit after failure";
 
 // One write, so that lines of several processes do not mix.
@@ -135,32 +136,33 @@ class FlightLog {
   }
 
   void Follow(CommunicatorSummary communicator,
-              std::weak_ptr<FlightRecorder> recorder) {
+              std::shared_ptr<FlightRecorder> recorder) {
     {
       // What fails from now on may be this one: a failure of its own.
       MutexLock lock(reporting_);
       last_failure_.reset();
     }
     MutexLock lock(mutex_);
+    int closed = 0;
     for (size_t i = followed_.size(); i-- > 0;) {
       // The same key: it was closed, and lives only until its last call returns.
-      if (followed_[i].recorder.expired() || followed_[i].of.key == communicator.key) {
+      if ((followed_[i].IsClosed() && ++closed > kMostClosed) ||
+          followed_[i].of.key == communicator.key) {
         followed_.erase(followed_.begin() + static_cast<int64_t>(i));
       }
     }
     followed_.push_back({std::move(communicator), std::move(recorder)});
   }
 
-  void Prepare(ProcessDescription process, std::string folder) {
+  void Prepare(ProcessDescription process, std::string folder, bool says) {
     MutexLock lock(mutex_);
-    target_.has_written = target_.has_written && folder == target_.folder &&
-                          process.process == target_.process.process;
+    target_.says = says;
     target_.process = std::move(process);
     target_.folder = std::move(folder);
   }
 
   std::string Json(std::optional<int64_t> key, std::string_view reason) {
-    return FlightRecordJson(target().process, reason, Flights(key));
+    return FlightRecordJson(target().process, reason, Flights(key, /*closed=*/false));
   }
 
   void Failed(std::string_view reason) {
@@ -169,31 +171,39 @@ class FlightLog {
   }
 
   void Asked() {
-    const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
-    const Target to = target();
-    if (!to.folder.empty()) {
-      // Keep the earlier dump: an empty one would say less.
-      if (to.has_written && !HasEntries(flights)) return;
-      WriteFile("signal", flights, Who());
+    const std::string stacks = PythonStacks();
+    if (!target().folder.empty()) {
+      WriteFile("signal", Flights(std::nullopt), Who(), stacks);
     } else {
-      const std::string lines = FlightRecordLines(flights);
+      const std::string lines =
+          FlightRecordLines(Flights(std::nullopt, /*closed=*/false));
       SayLater(StrCat(Who(),
                       "last operations (JAXCOMM_DUMP_DIR is not set, so no file):\n",
-                      lines.empty() ? "  none\n" : lines));
+                      lines.empty() ? "  none\n" : lines, stacks));
     }
     writer_.Wait();
   }
 
  private:
+  // 50 kB each.
+  static constexpr int kMostClosed = 16;
+
   struct Followed {
     CommunicatorSummary of;
-    std::weak_ptr<FlightRecorder> recorder;
+    std::shared_ptr<FlightRecorder> recorder;
+
+    // The communicator had the only other reference.
+    bool IsClosed() const { return recorder.use_count() == 1; }
   };
 
   void Report(std::string_view reason) {
     MutexLock lock(reporting_);
     const std::vector<CommunicatorFlight> flights = Flights(std::nullopt);
     if (last_failure_.has_value() && !HasCompletedSince(flights, *last_failure_)) {
+      return;
+    }
+    if (reason == kExitWell) {
+      if (!target().folder.empty()) WriteFile(reason, flights, "");
       return;
     }
     last_failure_ = UnixSeconds();
@@ -214,41 +224,35 @@ class FlightLog {
     writer_.Add([text = std::move(text)] { Say(text); });
   }
 
-  // Where records go, and whether one is there.
+  // Where records go.
   struct Target {
     ProcessDescription process;
     std::string folder;
-    bool has_written = false;
+    bool says = true;
   };
   Target target() {
     MutexLock lock(mutex_);
     return target_;
   }
 
-  std::vector<CommunicatorFlight> Flights(std::optional<int64_t> key) {
+  std::vector<CommunicatorFlight> Flights(std::optional<int64_t> key,
+                                          bool closed = true) {
     std::vector<CommunicatorFlight> flights;
     std::vector<std::shared_ptr<FlightRecorder>> recorders;
     {
       MutexLock lock(mutex_);
       for (const Followed& followed : followed_) {
         if (key.has_value() && followed.of.key != *key) continue;
-        auto recorder = followed.recorder.lock();
-        if (recorder == nullptr) continue;
-        flights.push_back({followed.of, {}});
-        recorders.push_back(std::move(recorder));
+        const bool is_closed = followed.IsClosed();
+        if (is_closed && !closed) continue;
+        flights.push_back({followed.of, is_closed, {}});
+        recorders.push_back(followed.recorder);
       }
     }
     for (size_t i = 0; i < flights.size(); ++i) {
       flights[i].entries = recorders[i]->Snapshot();
     }
     return flights;
-  }
-
-  static bool HasEntries(const std::vector<CommunicatorFlight>& flights) {
-    for (const CommunicatorFlight& flight : flights) {
-      if (!flight.entries.empty()) return true;
-    }
-    return false;
   }
 
   static bool HasCompletedSince(const std::vector<CommunicatorFlight>& flights,
@@ -269,10 +273,11 @@ class FlightLog {
     return StrCat("jaxcomm: process ", own.process, " of ", own.processes, ": ");
   }
 
-  // Makes the record now; the writer thread writes it.
+  // Makes the record now; the writer thread writes it, and says so if there is a
+  // beginning of a line for that.
   void WriteFile(std::string_view reason,
                  const std::vector<CommunicatorFlight>& flights,
-                 const std::string& beginning) {
+                 const std::string& beginning, std::string_view stacks = "") {
     const Target to = target();
     const std::string path =
         StrCat(to.folder, "/flight-record-", to.process.process, ".json");
@@ -281,19 +286,15 @@ class FlightLog {
             ? StrCat("; compare all with python -m jaxcomm.doctor --merge ", to.folder,
                      "/flight-record-*.json\n")
             : StrCat("; explained by python -m jaxcomm.doctor --merge ", path, "\n");
-    writer_.Add([this, path, to, advice, beginning,
-                 text = FlightRecordJson(to.process, reason, flights)] {
+    writer_.Add([path, to, advice, beginning,
+                 text = FlightRecordJson(to.process, reason, flights, stacks)] {
       const std::string problem = WriteWhole(path, text);
       if (!problem.empty()) {
         Say(StrCat(beginning, "cannot write the flight record to ", path, ": ", problem,
                    "; see JAXCOMM_DUMP_DIR\n"));
         return;
       }
-      {
-        MutexLock lock(mutex_);
-        target_.has_written |= target_.folder == to.folder &&
-                               target_.process.process == to.process.process;
-      }
+      if (!to.says || beginning.empty()) return;
       Say(StrCat(beginning, "flight record: ", path, advice));
     });
   }
@@ -312,12 +313,12 @@ class FlightLog {
 }  // namespace
 
 void FollowFlight(CommunicatorSummary communicator,
-                  std::weak_ptr<FlightRecorder> recorder) {
+                  std::shared_ptr<FlightRecorder> recorder) {
   FlightLog::Get().Follow(std::move(communicator), std::move(recorder));
 }
 
-void PrepareFlightDumps(ProcessDescription process, std::string folder) {
-  FlightLog::Get().Prepare(std::move(process), std::move(folder));
+void PrepareFlightDumps(ProcessDescription process, std::string folder, bool says) {
+  FlightLog::Get().Prepare(std::move(process), std::move(folder), says);
 }
 
 std::string FlightRecordOf(std::optional<int64_t> key, std::string_view reason) {

@@ -97,6 +97,7 @@ std::string CommunicatorJson(const CommunicatorFlight& flight) {
                 ", \"platform\": ", Quoted(of.platform), ", \"groups\": [",
                 Joined(of.groups, ", ", Ids),
                 "], \"timeout_seconds\": ", Fixed(of.timeout_seconds, 3),
+                ", \"closed\": ", flight.closed ? "true" : "false",
                 ", \"entries\": [\n", Joined(flight.entries, ",\n", EntryJson), "]}");
 }
 
@@ -119,7 +120,8 @@ double UnixSeconds() {
 }
 
 std::string FlightRecordJson(const ProcessDescription& process, std::string_view reason,
-                             const std::vector<CommunicatorFlight>& communicators) {
+                             const std::vector<CommunicatorFlight>& communicators,
+                             std::string_view stacks) {
   const auto devices = [](const auto& entry) {
     return StrCat(Quoted(entry.first), ": ", Ids(entry.second));
   };
@@ -128,7 +130,8 @@ std::string FlightRecordJson(const ProcessDescription& process, std::string_view
                 ", \"host\": ", Quoted(HostName()), ", \"began\": ", Fixed(kBegan, 6),
                 ", \"time\": ", Fixed(UnixSeconds(), 6),
                 ", \"reason\": ", Quoted(reason), ", \"devices\": {",
-                Joined(process.devices, ", ", devices), "},\n \"communicators\": [\n",
+                Joined(process.devices, ", ", devices),
+                "}, \"stacks\": ", Quoted(stacks), ",\n \"communicators\": [\n",
                 Joined(communicators, ",\n", CommunicatorJson), "]}\n");
 }
 

@@ -33,15 +33,18 @@ struct CommunicatorSummary {
 
 struct CommunicatorFlight {
   CommunicatorSummary of;
+  bool closed = false;
   std::vector<FlightRecorder::Entry> entries;
 };
 
 // Seconds since 1970.
 double UnixSeconds();
 
-// The format is documented in jaxcomm/diagnostics/flight_record.py, which reads it.
+// The format is documented in jaxcomm/diagnostics/record.py, which reads it. `stacks`:
+// of PythonStacks(), or empty.
 std::string FlightRecordJson(const ProcessDescription& process, std::string_view reason,
-                             const std::vector<CommunicatorFlight>& communicators);
+                             const std::vector<CommunicatorFlight>& communicators,
+                             std::string_view stacks = "");
 
 // One line per rank: the operation that it waits in, or its last one.
 std::string FlightRecordLines(const std::vector<CommunicatorFlight>& communicators);

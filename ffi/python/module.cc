@@ -19,12 +19,14 @@
 #include "ffi/backends/host/arena/process_set.h"
 #include "ffi/backends/host/arena/segment.h"
 #include "ffi/backends/host/local/local_communicator.h"
+#include "ffi/backends/host/local/local_timeout.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/core/call_site.h"
 #include "ffi/core/communicator.h"
 #include "ffi/core/registry.h"
 #include "ffi/flight/dump_signal.h"
 #include "ffi/flight/flight_dump.h"
+#include "ffi/flight/python_stacks.h"
 #include "ffi/python/module.h"
 #include "ffi/xla/handler.h"
 #include "xla/ffi/api/ffi.h"
@@ -165,8 +167,8 @@ std::string FlightRecord(std::optional<int64_t> key, std::string_view reason) {
 // Devices: (platform, global ids).
 bool PrepareDumps(int process, int processes,
                   std::vector<std::pair<std::string, std::vector<int64_t>>> devices,
-                  std::string folder) {
-  PrepareFlightDumps({process, processes, std::move(devices)}, std::move(folder));
+                  std::string folder, bool says) {
+  PrepareFlightDumps({process, processes, std::move(devices)}, std::move(folder), says);
   return AnswerDumpSignal();
 }
 
@@ -202,6 +204,8 @@ NB_MODULE(_ffi, m) {
         nb::arg("processes") = std::vector<std::vector<int>>{},
         nb::arg("generation") = 0, nb::arg("hint_if_late") = "",
         "Makes a communicator of the host backend under a key.");
+  m.def("set_hint_if_late", &SetHintIfLate, nb::arg("hint"),
+        "Why ranks of this process may be unable to come, for errors and notices.");
   m.def("begin_program", &BeginProgram, nb::arg("program"),
         "Calls instantiated after this under the number belong to a new program.");
   nb::class_<Segment>(m, "Segment", "A piece of memory that processes share.")
@@ -249,9 +253,16 @@ NB_MODULE(_ffi, m) {
         "The last operations of a communicator, or of all, as JSON.");
   m.def(
       "prepare_flight_dumps", &PrepareDumps, nb::arg("process"), nb::arg("processes"),
-      nb::arg("devices"), nb::arg("folder"),
+      nb::arg("devices"), nb::arg("folder"), nb::arg("says"),
       "Sets the identity of this process and the folder of its flight records; returns "
       "whether it answers SIGUSR1.");
+  m.def(
+      "use_stack_server",
+      [](int request, int answer, int file) {
+        UseStackServer({request, answer, file});
+      },
+      nb::arg("request"), nb::arg("answer"), nb::arg("file"),
+      "Descriptors of the thread that writes the stacks of all Python threads.");
   m.def("dump_flight_records", &DumpFlightRecords, nb::arg("reason"),
         nb::call_guard<nb::gil_scoped_release>(),
         "Writes the flight records after a failure.");

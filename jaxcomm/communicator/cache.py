@@ -24,6 +24,7 @@ import jax
 from jaxcomm import config
 from jaxcomm.communicator import (
     backends,
+    cpu_threads,
     extension,
     forks,
     rendezvous,
@@ -107,6 +108,7 @@ def for_lowering(
 ) -> Communicator:
     """Return the communicator that a program being lowered needs, made if missing."""
     lane = DEFAULT_LANE if lane is None else lane
+    cpu_threads.note_launcher()
     with _tables:
         _choices.check_lane(partition.grid, lane)
         chosen = _choices.find(partition, lane)

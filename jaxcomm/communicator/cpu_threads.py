@@ -24,6 +24,7 @@ import jax
 import jaxlib.version
 
 from jaxcomm import compat
+from jaxcomm._built import ABSENCE, _ffi
 
 # Multi-device launches run one at a time, with one thread for each device. Every Python
 # thread that launches can block as many more: measured on 0.10.2, k Python threads need
@@ -39,6 +40,8 @@ _VARIABLE = "PJRT_NPROC"
 
 # Threads of the client that was made last, None if it was made before the import.
 _threads: int | None = None
+# Python threads that have compiled programs with collectives.
+_launchers: set[int] = set()
 
 
 def prepare() -> None:
@@ -65,7 +68,7 @@ def shortage() -> str:
     threads = max(_by_environment(), devices) if _threads is None else _threads
     enough = wanted(devices)
     if threads >= enough:
-        return _for_several_launchers(threads, devices)
+        return ""
     remedy = (
         f"Set PJRT_NPROC={enough} or more, or unset it"
         if os.environ.get(_VARIABLE)
@@ -79,10 +82,24 @@ def shortage() -> str:
     )
 
 
-def _for_several_launchers(threads: int, devices: int) -> str:
+def note_launcher() -> None:
+    """Note that this Python thread compiles a program, and so launches some.
+
+    From the second such thread on, errors say how many threads would do.
+    """
+    thread = threading.get_ident()
+    if thread in _launchers or not _SHARES_ONE_POOL or ABSENCE:
+        return
+    _launchers.add(thread)
+    with contextlib.suppress(*compat.NO_DEVICES):
+        devices = jax.local_device_count("cpu")
+        if devices > 1 and len(_launchers) > 1:
+            _ffi.set_hint_if_late(_for_several_launchers(devices))
+
+
+def _for_several_launchers(devices: int) -> str:
     """Return how many threads would do if several Python threads launch programs."""
-    if devices == 1 or threading.active_count() == 1:
-        return ""
+    threads = max(_by_environment(), devices) if _threads is None else _threads
     return (
         f"XLA's CPU client has {threads} threads for {devices} devices. If k Python "
         f"threads launch programs at a time, that is enough for k up to "

@@ -8,7 +8,7 @@ import jax
 
 from jaxcomm import config
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import forks
+from jaxcomm.communicator import forks, stacks
 
 _lock = threading.Lock()
 _registered: set[str] = set()
@@ -57,11 +57,13 @@ def _prepare_flight_dumps(platform: str) -> bool:
     global _dumps_at_exit
     folder = config.dump_dir()
     own = [device.id for device in jax.local_devices(backend=platform)]
+    stacks.serve()
     answers = _ffi.prepare_flight_dumps(
         process=jax.process_index(),
         processes=jax.process_count(),
         devices=[(platform, own)],
         folder=folder or "",
+        says=not config.is_launched(),
     )
     with _lock:
         if not _dumps_at_exit:
@@ -77,3 +79,19 @@ def _dump_after_exception() -> None:
     # will wait for this process: its record says how far it came.
     if getattr(sys, "last_value", None) is not None and config.dump_dir():
         _ffi.dump_flight_records("exit after failure")
+
+
+def dump_at_end() -> None:
+    """Write what a process did that ends well, if it is one of several.
+
+    Others may wait for what it did not do. Its communicators are closed by now.
+    """
+    is_prepared = _dumps_at_exit and getattr(sys, "last_value", None) is None
+    if is_prepared and config.dump_dir() and jax.process_count() > 1:
+        _ffi.dump_flight_records("exit")
+
+
+def answer_early(process: int, processes: int) -> None:
+    """Answer SIGUSR1 before there is a communicator, in a process that was launched."""
+    stacks.serve()
+    _ffi.prepare_flight_dumps(process, processes, [], config.dump_dir() or "", False)

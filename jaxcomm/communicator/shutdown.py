@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import jax
 
 from jaxcomm._built import _ffi
-from jaxcomm.communicator import cache, forks, settling
+from jaxcomm.communicator import cache, extension, forks, settling
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.errors import CommunicatorError
 
@@ -85,6 +85,8 @@ def _at_exit() -> None:
         settling.stop()
         with contextlib.suppress(CommunicatorError):  # without the extension
             _ffi.wait_for_aborts(_MOST_SECONDS)
+        with contextlib.suppress(Exception):
+            extension.dump_at_end()
 
 
 def prepare() -> None:

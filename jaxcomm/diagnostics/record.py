@@ -1,14 +1,14 @@
-"""A flight record: the last operations of one process, as the extension writes them.
+r"""A flight record: the last operations of one process, as the extension writes them.
 
 The file is JSON::
 
     {"version": 1, "process": 0, "processes": 2, "pid": 4711, "host": "node7",
      "began": 1763639990.0, "time": 1763640000.5, "reason": "timeout",
-     "devices": {"cpu": [0, 1]},
+     "devices": {"cpu": [0, 1]}, "stacks": "Thread 0x7f12 (most recent call first):\n",
      "communicators": [
       {"key": "00c0ffee00c0ffee", "axes": "('data',)", "lane": "default",
        "backend": "host", "platform": "cpu", "groups": [[0, 1, 2048, 2049]],
-       "timeout_seconds": 300.0, "entries": [
+       "timeout_seconds": 300.0, "closed": false, "entries": [
         {"sequence": 41, "rank": 0, "group": 0, "device": 0, "run_id": 7,
          "site": "000000000000001f", "collective": "all_reduce", "name": "psum",
          "operands": "float32[4]", "dtype": "float32", "bytes": 16,
@@ -27,8 +27,8 @@ import json
 import os
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from jaxcomm import own_file
 from jaxcomm.communicator import text_table as table
@@ -40,7 +40,9 @@ MOST_BYTES = 1 << 28
 MOST_PROCESSES = 1 << 20
 _MOST_NUMBER = 1 << 64
 _LONGEST_QUOTE = 80
+_MOST_LINES = 4096
 
+Filled = TypeVar("Filled")
 STARTED = "started"
 COMPLETED = "completed"
 FAILED = "failed"
@@ -115,6 +117,7 @@ class CommunicatorRecord:
       timeout_seconds: how long a rank waits for the others.
       entries: oldest first.
       platform: of the devices, ``"cpu"``; empty if unknown.
+      closed: whether it was closed before the record was written.
     """
 
     key: str
@@ -125,6 +128,7 @@ class CommunicatorRecord:
     timeout_seconds: float
     entries: tuple[Entry, ...]
     platform: str = ""
+    closed: bool = False
 
     @property
     def title(self) -> str:
@@ -142,10 +146,12 @@ class ProcessRecord:
       pid: of the operating system.
       host: name of the machine.
       time: when it was written, in seconds since 1970.
-      reason: why: ``"asked"``, ``"signal"``, ``"timeout"`` ...
+      reason: why: ``"asked"``, ``"signal"``, ``"timeout"``, ``"exit"`` ...
       communicators: oldest first.
       devices: global ids of the process's devices, by platform.
       began: when the process loaded jaxcomm, in seconds since 1970; None if unknown.
+      stacks: lines of what its Python threads did, as :mod:`faulthandler` writes them;
+        empty if nobody asked for them.
     """
 
     process: int
@@ -157,6 +163,7 @@ class ProcessRecord:
     communicators: tuple[CommunicatorRecord, ...]
     devices: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     began: float | None = None
+    stacks: tuple[str, ...] = ()
 
 
 def load(path: str | os.PathLike) -> ProcessRecord:
@@ -165,13 +172,39 @@ def load(path: str | os.PathLike) -> ProcessRecord:
     Raises:
       RecordError: it cannot be read, or is not a flight record.
     """
+    return named(path, parse, load_json(path))
+
+
+def load_json(path: str | os.PathLike) -> Any:
+    """Reads JSON in a file of this user.
+
+    Raises:
+      RecordError: it cannot be read, or is not JSON.
+    """
+    return named(path, lambda: decoded(own_file.read(path, MOST_BYTES)))
+
+
+def named(path: str | os.PathLike, parse: Callable[..., Any], *given: Any) -> Any:
+    """Returns what a function returns; its error then names the file."""
     name = table.plain(os.fspath(path))
     try:
-        return read(own_file.read(path, MOST_BYTES))
+        return parse(*given)
     except OSError as error:
         raise RecordError(f"{name}: {error.strerror}") from None
     except RecordError as error:
         raise RecordError(f"{name}: {error}") from None
+
+
+def decoded(content: bytes) -> Any:
+    """Returns what is in a file.
+
+    Raises:
+      RecordError: it is not JSON.
+    """
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON: {error}") from None
 
 
 def read(content: bytes) -> ProcessRecord:
@@ -180,11 +213,7 @@ def read(content: bytes) -> ProcessRecord:
     Raises:
       RecordError: it is not a flight record.
     """
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not JSON: {error}") from None
-    return parse(document)
+    return parse(decoded(content))
 
 
 def parse(document: Any) -> ProcessRecord:
@@ -195,14 +224,11 @@ def parse(document: Any) -> ProcessRecord:
     """
     if not isinstance(document, dict) or "communicators" not in document:
         raise RecordError("not a flight record of jaxcomm")
-    if (version := document.get("version")) != VERSION:
-        raise RecordError(
-            f"a flight record of version {quoted(version)}; this jaxcomm reads "
-            f"version {VERSION}"
-        )
+    check_version(document)
     try:
         devices = _a(dict, document.get("devices", {}), "devices")
-        found = _fill(
+        stacks = _text(document.get("stacks", ""), "stacks").splitlines()
+        found = fill(
             ProcessRecord,
             document,
             communicators=tuple(map(_communicator, _list(document, "communicators"))),
@@ -210,6 +236,7 @@ def parse(document: Any) -> ProcessRecord:
                 table.plain(platform): _numbers(ids, "devices")
                 for platform, ids in devices.items()
             },
+            stacks=tuple(map(table.plain, stacks[:_MOST_LINES])),
         )
     except (KeyError, TypeError, ValueError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else error
@@ -221,10 +248,23 @@ def parse(document: Any) -> ProcessRecord:
     return found
 
 
+def check_version(document: Any) -> None:
+    """Refuses what another version wrote.
+
+    Raises:
+      RecordError: it did.
+    """
+    if (version := document.get("version")) != VERSION:
+        raise RecordError(
+            f"a flight record of version {quoted(version)}; this jaxcomm reads "
+            f"version {VERSION}"
+        )
+
+
 def _communicator(document):
     _a(dict, document, "a communicator")
     groups = tuple(_numbers(group, "groups") for group in _list(document, "groups"))
-    entries = tuple(_fill(Entry, entry) for entry in _list(document, "entries"))
+    entries = tuple(fill(Entry, entry) for entry in _list(document, "entries"))
     for entry in entries:
         if entry.state not in _STATES:
             raise ValueError(f"state {quoted(entry.state)} is none of {_STATES}")
@@ -236,13 +276,19 @@ def _communicator(document):
                 f"rank {entry.rank} of group {entry.group} is not in groups "
                 f"{quoted(groups)}"
             )
-    return _fill(CommunicatorRecord, document, groups=groups, entries=entries)
+    return fill(CommunicatorRecord, document, groups=groups, entries=entries)
 
 
-def _fill(kind, document, **known):
+def fill(kind: type[Filled], document: Any, **known: Any) -> Filled:
+    """Returns a dataclass with what a document has of it, checked.
+
+    Raises:
+      KeyError: a field without a default is missing.
+      TypeError: a field is of another type, or the document is no dictionary.
+    """
     _a(dict, document, kind.__name__)
     fields = {}
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(kind):  # pyright: ignore[reportArgumentType]
         if field.name in known:
             fields[field.name] = known[field.name]
         elif field.name in document:
@@ -260,6 +306,13 @@ def _numbers(values, name) -> tuple[int, ...]:
     return tuple(_a(int, value, name) for value in _a(list, values, name))
 
 
+def _text(value, name) -> str:
+    """Returns a text as it is, of any number of lines."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {quoted(value)}")
+    return value
+
+
 def _a(kind, value, name) -> Any:
     """Returns a value that must be of a type, a text with escapes."""
     if not _is_a(value, kind):
@@ -271,7 +324,7 @@ def _is_a(value, kind):
     if isinstance(kind, types.UnionType):
         return any(_is_a(value, each) for each in typing.get_args(kind))
     if isinstance(value, bool):
-        return False
+        return kind is bool
     if kind is float:
         # As far as there are dates; NaN compares false.
         return isinstance(value, int | float) and abs(value) < 1e11

@@ -33,10 +33,10 @@ class Folder {
   Folder() {
     char path[] = "/tmp/flight_dump_test.XXXXXX";
     path_ = mkdtemp(path);
-    PrepareFlightDumps({3, 4, {{"cpu", {6, 7}}}}, path_);
+    PrepareFlightDumps({3, 4, {{"cpu", {6, 7}}}}, path_, /*says=*/true);
   }
   ~Folder() {
-    PrepareFlightDumps({}, "");
+    PrepareFlightDumps({}, "", /*says=*/true);
     Take();
     rmdir(path_.c_str());
   }
@@ -176,21 +176,32 @@ TEST(a_handler_of_the_user_is_left_alone) {
   }
 }
 
-TEST(a_signal_is_answered_with_a_file_which_no_empty_record_replaces) {
+TEST(a_signal_is_answered_with_a_file_which_keeps_what_was_closed) {
   Folder folder;
   auto communicator = std::make_unique<Recording>(Spec({{6, 7}}));
   Start(communicator->recorder(), 1);
   CHECK_TRUE(AnswerDumpSignal());
   CHECK_TRUE(AnswerDumpSignal());
   raise(SIGUSR1);
-  CHECK_CONTAINS(folder.Next(), "\"reason\": \"signal\"");
+  CHECK_CONTAINS(folder.Next(), "\"closed\": false, \"entries\": [\n    {");
   // A forked child has no thread to answer it: it ends, as it would without us.
 #ifndef __SANITIZE_THREAD__  // which delivers no signal to the fork of several threads
   CHECK_EQ(Child([] { raise(SIGUSR1); }).Wait(), -SIGUSR1);
 #endif
   communicator = nullptr;  // closed
   AnswerFlightRequest();
-  CHECK_EQ(folder.Take(), "");
+  const std::string closed = folder.Next();
+  CHECK_CONTAINS(closed, "\"reason\": \"signal\"");
+  CHECK_CONTAINS(closed, "\"closed\": true, \"entries\": [\n    {");
+  // But whoever asks in the program sees those that live.
+  CHECK_TRUE(FlightRecordOf(std::nullopt, "asked").find("entries") ==
+             std::string::npos);
+  // A process that ends well writes it too. Made anew, its history begins anew.
+  DumpFlightRecords(kExitWell);
+  CHECK_CONTAINS(folder.Next(), "\"reason\": \"exit\"");
+  Recording anew(Spec({{6, 7}}));
+  AnswerFlightRequest();
+  CHECK_TRUE(folder.Next().find("\"device\": 6,") == std::string::npos);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// The notice comes as early as that of a wait for other processes (process_set.cc), or
-// after half of a shorter timeout: it must come before the error.
+// The notice comes as early as that of a wait for other processes (process_set.cc). One
+// with a hint comes before the error: after half of a shorter timeout.
 constexpr double kWarnSeconds = 30;
 
 // Numbers communicators.
@@ -127,16 +127,18 @@ CommunicatorStats LocalCommunicator::stats() const {
 
 bool LocalCommunicator::Poll() {
   const auto now = LocalGroup::Clock::now();
-  WarnIfThreadsMayLack(now);
+  WarnIfRanksAreLate(now);
   for (const auto& group : groups_) group->Expire(now);
   return true;
 }
 
-void LocalCommunicator::WarnIfThreadsMayLack(LocalGroup::Clock::time_point now) {
-  if (has_warned_ || spec().hint_if_late.empty()) return;
-  const double seconds = std::min(kWarnSeconds, spec().timeout_seconds / 2);
+void LocalCommunicator::WarnIfRanksAreLate(LocalGroup::Clock::time_point now) {
+  if (has_warned_) return;
+  const bool has_hint = !HintIfLate(spec()).empty();
+  const double half = spec().timeout_seconds / 2;
+  const double seconds = has_hint ? std::min(kWarnSeconds, half) : kWarnSeconds;
   for (const auto& group : groups_) {
-    const std::string notice = group->ThreadsNotice(now, seconds);
+    const std::string notice = group->Notice(now, seconds);
     if (notice.empty()) continue;
     has_warned_ = true;
     std::fputs(notice.c_str(), stderr);

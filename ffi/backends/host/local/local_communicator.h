@@ -46,7 +46,7 @@ class LocalCommunicator final : public Communicator, public Watched {
   GroupMembers MembersOf(size_t index) const;
   void AbortGroups(const Status& reason);
   // Prints the spec's hint once, if ranks may be missing for want of threads.
-  void WarnIfThreadsMayLack(LocalGroup::Clock::time_point now);
+  void WarnIfRanksAreLate(LocalGroup::Clock::time_point now);
 
   const HostContext context_;
   std::vector<std::unique_ptr<LocalGroup>> groups_;

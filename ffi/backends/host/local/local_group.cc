@@ -392,12 +392,12 @@ void LocalGroup::AddStats(CommunicatorStats* stats, std::vector<int64_t>* calls)
   }
 }
 
-std::string LocalGroup::ThreadsNotice(Clock::time_point now, double seconds) const {
+std::string LocalGroup::Notice(Clock::time_point now, double seconds) const {
   MutexLock lock(mutex_);
   for (const auto& round : rounds_.open()) {
     const double waited =
         std::chrono::duration<double>(now - round->waiting_since).count();
-    if (waited > seconds && timeout_.MayLackThreads(*round)) {
+    if (waited > seconds && timeout_.LacksRanks(*round)) {
       return timeout_.NoticeOf(*round, waited);
     }
   }

@@ -75,9 +75,9 @@ class LocalGroup {
 
   // Fails the rounds in which a rank waits that had timed out by `now`.
   void Expire(Clock::time_point now);
-  // The notice about a round that has waited for more than `seconds`, perhaps because
-  // the missing ranks have no thread. Empty if there is none.
-  std::string ThreadsNotice(Clock::time_point now, double seconds) const;
+  // The notice about a round that has waited for more than `seconds` for ranks of this
+  // process. Empty if there is none.
+  std::string Notice(Clock::time_point now, double seconds) const;
 
  private:
   using Continuations = std::vector<Continuation>;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
+
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -13,8 +16,36 @@ const LocalRound* LocalTimeout::WaitsElsewhere(int rank,
   return nullptr;
 }
 
-bool LocalTimeout::MayLackThreads(const LocalRound& round) const {
-  if (spec_.hint_if_late.empty() || !round.HasWaiting()) return false;
+namespace {
+
+struct Hint {
+  Mutex mutex;
+  std::string text GUARDED_BY(mutex);
+};
+
+// Never destroyed: threads read it while the process exits.
+Hint& HintOfProcess() {
+  static Hint* const hint = new Hint;
+  return *hint;
+}
+
+}  // namespace
+
+std::string HintIfLate(const CommunicatorSpec& spec) {
+  if (!spec.hint_if_late.empty()) return spec.hint_if_late;
+  Hint& hint = HintOfProcess();
+  MutexLock lock(hint.mutex);
+  return hint.text;
+}
+
+void SetHintIfLate(std::string hint) {
+  Hint& own = HintOfProcess();
+  MutexLock lock(own.mutex);
+  own.text = std::move(hint);
+}
+
+bool LocalTimeout::LacksRanks(const LocalRound& round) const {
+  if (!round.HasWaiting()) return false;
   return std::any_of(members_.here.begin(), members_.here.end(), [&](int rank) {
     // A rank that waits in another collective has a thread.
     return !round.participants[rank].has_come() &&
@@ -25,13 +56,17 @@ bool LocalTimeout::MayLackThreads(const LocalRound& round) const {
 std::string LocalTimeout::NoticeOf(const LocalRound& round, double seconds) const {
   char waited[32];
   std::snprintf(waited, sizeof(waited), "%.0f", seconds);
+  const std::vector<int> missing = Missing(round);
+  const std::string hint = HintIfLate(spec_);
   return StrCat("jaxcomm: still waiting: ", *round.label, " over axes ", spec_.axes,
-                ": some ranks of this process have not come for ", waited, " s. ",
-                spec_.hint_if_late, "\n");
+                ": ", ListText(missing, "rank"), " of ", members_.size(),
+                missing.size() > 1 ? " have" : " has", " not come for ", waited, " s.",
+                hint.empty() ? "" : " ", hint, "\n");
 }
 
 LocalFailure LocalTimeout::FailureOf(const LocalRound& round) const {
-  const std::string hint = MayLackThreads(round) ? " " + spec_.hint_if_late : "";
+  std::string hint = LacksRanks(round) ? HintIfLate(spec_) : "";
+  if (!hint.empty()) hint = " " + hint;
   LocalFailure failure;
   if (round.interrupted_at) {
     failure.to_all =
@@ -51,11 +86,16 @@ LocalFailure LocalTimeout::FailureOf(const LocalRound& round) const {
   return failure;
 }
 
-std::string LocalTimeout::TextFor(int rank, const LocalRound& round) const {
+std::vector<int> LocalTimeout::Missing(const LocalRound& round) const {
   std::vector<int> missing;
-  for (int other : members_.here) {
-    if (!round.participants[other].has_come()) missing.push_back(other);
+  for (int rank : members_.here) {
+    if (!round.participants[rank].has_come()) missing.push_back(rank);
   }
+  return missing;
+}
+
+std::string LocalTimeout::TextFor(int rank, const LocalRound& round) const {
+  const std::vector<int> missing = Missing(round);
   std::string text = StrCat(
       *round.label, " over axes ", spec_.axes, ": ", RankText(spec_, members_, rank),
       " waited ", spec_.timeout_seconds, " s for ", ListText(missing, "rank"), ".");

@@ -22,6 +22,12 @@ struct LocalFailure {
   }
 };
 
+// Why ranks of this process may be unable to come, and what to do about it: that of the
+// communicator, else that of the process.
+std::string HintIfLate(const CommunicatorSpec& spec);
+// Sets that of the process.
+void SetHintIfLate(std::string hint);
+
 // Writes the messages about one group. Requires the lock of its rounds.
 class LocalTimeout {
  public:
@@ -31,14 +37,15 @@ class LocalTimeout {
 
   LocalFailure FailureOf(const LocalRound& round) const;
 
-  // Whether the spec's hint fits: a rank waits, and a rank of this process is missing
-  // that waits nowhere else.
-  bool MayLackThreads(const LocalRound& round) const;
+  // Whether a rank waits, and a rank of this process is missing that waits nowhere
+  // else.
+  bool LacksRanks(const LocalRound& round) const;
   // The notice about that.
   std::string NoticeOf(const LocalRound& round, double seconds) const;
 
  private:
   std::string TextFor(int rank, const LocalRound& round) const;
+  std::vector<int> Missing(const LocalRound& round) const;
   // The round, other than `round`, in which the rank waits. Null if there is none.
   const LocalRound* WaitsElsewhere(int rank, const LocalRound& round) const;
 

@@ -84,7 +84,25 @@ std::string PeerFailure::LastCallOf(int process, bool ended) const {
                 state.last_number.load(std::memory_order_relaxed), ".");
 }
 
+uint64_t PeerFailure::HaveLeft(uint64_t processes) const {
+  uint64_t left = 0;
+  for (uint64_t mask = processes; mask != 0; mask &= mask - 1) {
+    const int process = __builtin_ctzll(mask);
+    const ProcessState& state = spec_.process_set->arena().process(process);
+    if (state.presence.load(std::memory_order_acquire) == ProcessState::kLeft) {
+      left |= uint64_t{1} << process;
+    }
+  }
+  return left;
+}
+
 std::string PeerFailure::AdviceAfterEnd(uint64_t processes) const {
+  if (HaveLeft(processes) == processes) {
+    return " It ended, or called jaxcomm.finalize(), before this collective. It may "
+           "have "
+           "had fewer steps, or raised an exception: every process must run the same "
+           "collectives.";
+  }
   for (uint64_t mask = processes; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
     if (spec_.process_set->peers()[process].process_index != 0) continue;

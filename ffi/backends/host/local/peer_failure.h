@@ -28,6 +28,8 @@ class PeerFailure {
   // The call that a process is in, or was in last.
   std::string LastCallOf(int process, bool ended) const;
   std::string AdviceAfterEnd(uint64_t processes) const;
+  // Those of a mask that ended their work here by themselves.
+  uint64_t HaveLeft(uint64_t processes) const;
 
   const CommunicatorSpec& spec_;
   const GroupMembers& members_;
