@@ -33,6 +33,7 @@ class Group:
       process_of: by rank; None if no dump tells.
       recorded: processes of which there is a dump.
       entries: by rank, in the order of their sequence numbers.
+      closed_by: processes that have closed the communicator.
     """
 
     communicator: CommunicatorRecord
@@ -40,11 +41,16 @@ class Group:
     process_of: Mapping[int, int | None]
     recorded: Set[int]
     entries: Mapping[int, Sequence[Entry]]
+    closed_by: Set[int] = frozenset()
 
     @property
     def devices(self) -> tuple[int, ...]:
         """Global device ids, in rank order."""
         return self.communicator.groups[self.index]
+
+    def is_closed(self, rank: int) -> bool:
+        """Returns whether the process of a rank has closed the communicator."""
+        return self.process_of[rank] in self.closed_by
 
     def last_completed(self, rank: int) -> Entry | None:
         """Returns what a rank completed last, None if nothing is known."""

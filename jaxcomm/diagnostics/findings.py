@@ -27,6 +27,7 @@ class Finding:
       ranks: whose fault it is, as far as the records tell.
       since: when the first of the others came, in seconds since 1970.
       text: a sentence.
+      rivals: ranks whose fault it is just as likely.
     """
 
     kind: str
@@ -36,6 +37,7 @@ class Finding:
     ranks: tuple[int, ...]
     since: float
     text: str
+    rivals: tuple[int, ...] = ()
 
 
 # Where else a device waits: (communicator's title, entry) by platform and device.
@@ -112,7 +114,9 @@ def _mismatch(group, parties) -> Finding:
             f"{_difference(what, rest)}"
         )
     blamed = sorted(rank for party in odd for rank in party)
-    return _finding(MISMATCH, group, blamed, first_come, "; ".join(sentences))
+    rivals = most if len(most) == max(map(len, odd)) else ()
+    found = _finding(MISMATCH, group, blamed, first_come, "; ".join(sentences))
+    return dataclasses.replace(found, rivals=tuple(sorted(rivals)))
 
 
 def _difference(one, other):
@@ -167,7 +171,9 @@ def _standing(group, rank, waiting, elsewhere):
     elif done:
         clause = f"last completed {done.operation} #{done.sequence}"
     else:
-        clause = "never used this communicator or has closed it"
+        clause = "never used this communicator"
+    if group.is_closed(rank):
+        clause += ", and closed the communicator"
     device = group.communicator.platform, group.devices[rank]
     for other, entry in elsewhere.get(device, ()):
         if other is not group and entry.state == STARTED:

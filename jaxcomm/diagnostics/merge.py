@@ -2,16 +2,25 @@
 
 import collections
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics import findings, record
+from jaxcomm.diagnostics import accounts, findings, record, seen, suspect, waits
 from jaxcomm.diagnostics.alignment import Group
 from jaxcomm.diagnostics.findings import Finding
 from jaxcomm.diagnostics.record import ProcessRecord, RecordError
+from jaxcomm.diagnostics.seen import Seen
+from jaxcomm.diagnostics.suspect import Account
 
+# Frames of this package below or beside those of a program.
+_SERVER = '/jaxcomm/communicator/stacks.py"'
+_STARTER = '/jaxcomm/launch/child.py"'
+# Less is no reason to look for a cause.
+_LEAST_WAIT_SECONDS = 0.1
+_MOST = 8
 _COLUMNS = ("group", "rank", "process", "device", "last completed", "now", "for")
 
 
@@ -25,6 +34,7 @@ class Merged:
       groups: every group of every communicator.
       findings: what is wrong, what began first first. Empty if nobody waits.
       skipped: why files were left out, each sentence with the name of its file.
+      seen: what launchers saw of processes, by process.
     """
 
     records: Mapping[int, ProcessRecord]
@@ -32,6 +42,40 @@ class Merged:
     groups: Sequence[Group]
     findings: Sequence[Finding]
     skipped: Sequence[str] = ()
+    seen: Mapping[int, Seen] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def accounts(self) -> list[Account]:
+        """What is known of each process."""
+        return accounts.of_processes(
+            sorted({*self.records, *self.missing, *self.seen}),
+            self.records,
+            self.groups,
+            self.findings,
+            self.seen,
+        )
+
+    @property
+    def suspect(self) -> str:
+        """The line that names who is to blame; empty if nobody is."""
+        times = [
+            entry.started
+            for group in self.groups
+            for entries in group.entries.values()
+            for entry in entries
+        ]
+        return suspect.line(self.accounts, max(times) - min(times) if times else 0.0)
+
+    def report(self) -> str:
+        """Say who is to blame, what is wrong first, and what the suspects do."""
+        if not self.suspect:
+            return ""
+        parts = [self.suspect]
+        for found in self.findings[:1]:
+            parts.append(f"{found.title}: group {found.group}: {found.text}")
+        for each in suspect.judge(self.accounts):
+            parts += self._stacks(each.process)
+        return "\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it without groups, in types that json writes."""
@@ -48,11 +92,20 @@ class Merged:
             "missing": list(self.missing),
             "skipped": list(self.skipped),
             "findings": [dataclasses.asdict(found) for found in self.findings],
+            "suspect": self.suspect,
+            "waited_for": [
+                {
+                    "key": group.communicator.key,
+                    "group": group.index,
+                    "seconds": waits.by_rank(group),
+                }
+                for group in self.groups
+            ],
         }
 
     def __str__(self) -> str:
         """Draws the groups in which somebody waits, and says what is wrong."""
-        parts = [*self._heading(), ""]
+        parts = [*([self.suspect] if self.suspect else []), *self._heading(), ""]
         # One table a communicator, with the groups that are in trouble.
         troubled = {(found.key, found.group) for found in self.findings}
         by_communicator = collections.defaultdict(list)
@@ -70,7 +123,38 @@ class Merged:
                 title = found.title
                 parts.append(f"{title}:")
             parts.append(f"  group {found.group}: {found.text}")
+        parts += self._slow()
+        for process in self.records:
+            if stacks := self._stacks(process):
+                parts += ["", *stacks]
         return "\n".join(parts)
+
+    def _stacks(self, process) -> list[str]:
+        """Returns what threads of the program did, without threads of this package."""
+        found = self.records.get(process)
+        lines = "\n".join(found.stacks if found else ()).split("\n\n")
+        threads = [thread for thread in lines if _SERVER not in thread]
+        shown = [
+            line
+            for thread in threads
+            for line in thread.splitlines()
+            if line and _STARTER not in line
+        ]
+        return [f"process {process} was at:", *shown] if shown else []
+
+    def _slow(self):
+        """Yields whom others waited for, the longest first."""
+        found = [
+            (seconds, group, rank)
+            for group in self.groups
+            for rank, seconds in waits.by_rank(group).items()
+            if seconds >= _LEAST_WAIT_SECONDS
+        ]
+        for seconds, group, rank in sorted(found, key=lambda each: -each[0])[:_MOST]:
+            yield (
+                f"others waited {table.duration(seconds)} for rank {rank} of group "
+                f"{group.index} over {group.communicator.title}"
+            )
 
     def _heading(self):
         expected = max(found.processes for found in self.records.values())
@@ -158,24 +242,29 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     A file that is no flight record is left out, and named in ``skipped``.
 
     Args:
-      paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote.
+      paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote, and those of
+        launchers.
 
     Raises:
-      RecordError: no file is a flight record, or they are not of one job.
+      RecordError: no file is of a process or a launcher, or they are not of one job.
 
     Example:
       >>> merge_files(sorted(folder.glob("flight-record-*.json")))  # doctest: +SKIP
     """
     path_of: dict[int, str] = {}
     records: dict[int, ProcessRecord] = {}
+    by_launchers: list[Seen] = []
     skipped: list[str] = []
     for path in paths:
         try:
-            found = record.load(path)
+            found = _load(path)
         except RecordError as error:
             skipped.append(str(error))
             continue
         name = table.plain(os.fspath(path))
+        if isinstance(found, list):
+            by_launchers += found
+            continue
         if found.process in records:
             raise RecordError(
                 f"{path_of[found.process]} and {name} are both of process "
@@ -190,16 +279,32 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
                 )
         path_of[found.process] = name
         records[found.process] = found
-    if not records:
+    if not records and not by_launchers:
         raise RecordError("; ".join(skipped) or "no flight record was given")
-    return dataclasses.replace(merge(records.values()), skipped=skipped)
+    merged = merge(records.values(), by_launchers)
+    return dataclasses.replace(merged, skipped=skipped)
 
 
-def merge(records: Iterable[ProcessRecord]) -> Merged:
-    """Compares flight records, one of each process of a job."""
+def _load(path) -> ProcessRecord | list[Seen]:
+    document = record.load_json(path)
+    if seen.is_of_launcher(document):
+        return record.named(path, seen.parse, document)
+    return record.named(path, record.parse, document)
+
+
+def merge(
+    records: Iterable[ProcessRecord], by_launchers: Iterable[Seen] = ()
+) -> Merged:
+    """Compares flight records, one of each process of a job.
+
+    Args:
+      records: of the processes.
+      by_launchers: what launchers saw of processes.
+    """
     by_process = {found.process: found for found in records}
     by_process = dict(sorted(by_process.items()))
-    expected = max(found.processes for found in by_process.values())
+    seen_of = {each.process: each for each in by_launchers}
+    expected = max([found.processes for found in by_process.values()] + [*seen_of, 0])
     missing = tuple(sorted(set(range(expected)) - set(by_process)))
     groups = list(_groups(by_process, missing))
     elsewhere = collections.defaultdict(list)
@@ -215,12 +320,11 @@ def merge(records: Iterable[ProcessRecord]) -> Merged:
         missing=missing,
         groups=groups,
         findings=sorted(found, key=lambda finding: finding.since),
+        seen=seen_of,
     )
 
 
 def _groups(records, missing):
-    # Devices that no record claims are the missing process's, if there is but one.
-    unclaimed = missing[0] if len(missing) == 1 else None
     process_of = {
         (platform, device): process
         for process, found in records.items()
@@ -229,8 +333,13 @@ def _groups(records, missing):
     }
     communicators = {}
     entries = collections.defaultdict(list)
+    closed_by = collections.defaultdict(set)
     for process, found in records.items():
         for communicator in found.communicators:
+            if communicator.closed:
+                if _went_on_without(communicator, found):
+                    continue
+                closed_by[communicator.key].add(process)
             known = communicators.setdefault(communicator.key, communicator)
             if known.groups != communicator.groups:
                 raise RecordError(
@@ -241,16 +350,18 @@ def _groups(records, missing):
             for entry in communicator.entries:
                 entries[communicator.key, entry.group, entry.rank].append(entry)
                 process_of[communicator.platform, entry.device] = process
+    process_of = _of_missing(communicators.values(), process_of, missing) | process_of
     for key, communicator in communicators.items():
         for index, devices in enumerate(communicator.groups):
             yield Group(
                 communicator=communicator,
                 index=index,
                 process_of={
-                    rank: process_of.get((communicator.platform, device), unclaimed)
+                    rank: process_of.get((communicator.platform, device))
                     for rank, device in enumerate(devices)
                 },
                 recorded=records.keys(),
+                closed_by=closed_by[key],
                 entries={
                     rank: sorted(
                         entries[key, index, rank], key=lambda entry: entry.sequence
@@ -258,3 +369,34 @@ def _groups(records, missing):
                     for rank in range(len(devices))
                 },
             )
+
+
+def _went_on_without(communicator, found) -> bool:
+    """Returns whether a process completed others after a failure in one it closed."""
+    failed = [e.started for e in communicator.entries if e.state == record.FAILED]
+    return bool(failed) and any(
+        entry.state == record.COMPLETED and entry.started > max(failed)
+        for other in found.communicators
+        for entry in other.entries
+    )
+
+
+def _of_missing(communicators, process_of, missing):
+    """Returns whose devices those are that no record claims, if it can be told.
+
+    JAX numbers devices in the order of processes, which have as many each.
+    """
+    found = {}
+    for communicator in communicators:
+        platform = communicator.platform
+        unclaimed = sorted(
+            device
+            for group in communicator.groups
+            for device in group
+            if (platform, device) not in process_of
+        )
+        count, rest = divmod(len(unclaimed), max(len(missing), 1))
+        if missing and count and not rest:
+            for i, device in enumerate(unclaimed):
+                found[platform, device] = missing[i // count]
+    return found

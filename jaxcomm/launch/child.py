@@ -15,13 +15,17 @@ import io
 import os
 import pathlib
 import pkgutil
+import select
 import signal
 import sys
 import types
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+# The launcher asks all processes what they do. It takes a second.
+_RELEASED_SECONDS = 5.0
 _PLACE = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"}
+_OPTIONS = ("--reports", "--released", "--launcher")
 _USAGE = """\
 To start one process by hand, in a terminal or on a host of its own:
   JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=n JAX_PROCESS_ID=i \\
@@ -90,9 +94,12 @@ def join(report=lambda news: None) -> None:
     import jax
 
     from jaxcomm import compat
-    from jaxcomm.communicator import presence
+    from jaxcomm._built import ABSENCE
+    from jaxcomm.communicator import extension, presence
 
     ours = place()
+    if "JAXCOMM_LAUNCHED" in os.environ and not ABSENCE:
+        extension.answer_early(ours["process_id"], ours["num_processes"])
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     if is_elastic:
         presence.tell_of_given_up(lambda process: report(f"gave-up {process}"))
@@ -204,9 +211,10 @@ def _refuse(name, reason) -> NoReturn:
 
 
 def run(read, report) -> None:
-    """Execute the program as ``__main__``, telling of a failure before it ends.
+    """Execute the program as ``__main__``, telling of its end before it ends.
 
     JAX leaves a process only when the others do too: the status would come too late.
+    After a failure ``report`` returns once the launcher has named whom it suspects.
     """
     main = types.ModuleType("__main__")
     try:
@@ -215,15 +223,13 @@ def run(read, report) -> None:
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit as error:
-        if error.code is not None and not isinstance(error.code, int):
-            # Before the launcher hears of it and stops the process; as Python would.
-            print(error.code, file=sys.stderr)
-            error.code = 1
-        report(status_of(error))
+        report(status_of(error) or "done")
         raise
     except BaseException as error:
-        _show_then_report(error, report)
+        report(status_of(error))
+        _hide_our_frames(error)
         raise
+    report("done")
 
 
 def status_of(error: BaseException) -> int:
@@ -236,17 +242,14 @@ def status_of(error: BaseException) -> int:
     return code & 0xFF if isinstance(code, int) else 1
 
 
-def _show_then_report(error, report):
+def _hide_our_frames(error):
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
     show = sys.excepthook
 
     def show_without_our_frames(kind, value, _):
-        try:
-            show(kind, value.with_traceback(trace), trace)
-        finally:
-            report(status_of(error))
+        show(kind, value.with_traceback(trace), trace)
 
     sys.excepthook = show_without_our_frames
 
@@ -260,7 +263,7 @@ def main() -> None:
         if name == "--help":
             print(_USAGE)
             sys.exit(0)
-        if name not in ("--reports", "--launcher") or not value.isdecimal():
+        if name not in _OPTIONS or not value.isdecimal():
             sys.exit(_USAGE)
         given[name] = int(value)
     is_module = words[:1] == ["-m"]
@@ -277,10 +280,13 @@ def main() -> None:
             with contextlib.suppress(BrokenPipeError):
                 line = f"{number} {news}\n"
                 os.write(given["--reports"], line.encode())
+                if isinstance(news, int):
+                    select.select([given["--released"]], [], [], _RELEASED_SECONDS)
 
     if "--launcher" in given:
         die_with(given["--launcher"])
-        os.set_inheritable(given["--reports"], False)
+        for name in ("--reports", "--released"):
+            os.set_inheritable(given[name], False)
     if "jax" in sys.modules:
         # Started by hand with -m.
         join(report)

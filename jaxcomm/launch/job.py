@@ -9,13 +9,16 @@ import re
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from jaxcomm.diagnostics.seen import describe
 from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import UNKILLABLE_SECONDS, Process
+from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
+from jaxcomm.launch.witness import PATIENCE_SECONDS, Inquiry, Witness
 
 # As timeout(1) has it.
 TIMED_OUT = 124
@@ -31,9 +34,15 @@ _KILLED_SECONDS = 1.0
 # Between looks at processes whose end wakes nobody.
 _LOOK_SECONDS = 0.1
 SIGNAL_BASE = 128
+# Between looks at records that are to come.
+_ANSWER_SECONDS = 0.02
+# Survivors wait for the end of one that they gave up.
+_LAST_PATIENCE_SECONDS = 0.6
 # What a process reports, see child.py: its number, then its status, that all have
-# joined, or a process that it and others go on without.
-_REPORT = re.compile(rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready)|gave-up ([0-9]{1,7}))")
+# joined, that its program ended well, or a process that it and others go on without.
+_REPORT = re.compile(
+    rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready|done)|gave-up ([0-9]{1,7}))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +91,8 @@ class Job:
       signals: those that reach the launcher.
       output: for messages.
       ends: where those of all processes are told.
+      witness: what is seen of processes.
+      report: says who is to blame.
     """
 
     def __init__(
@@ -93,6 +104,8 @@ class Job:
         signals: Signals,
         output: Output,
         ends: Ends,
+        witness: Witness,
+        report: Report,
     ):
         self._running = {process.number: process for process in processes}
         # Of elastic jobs: how many have to live, who does, and whether they have met.
@@ -100,6 +113,11 @@ class Job:
         self._living = {*range(options.total)}
         self._is_ready = False
         self._ends = ends
+        self._witness = witness
+        self._report = report
+        # What is asked, and what is done once that is answered.
+        self._inquiries: list[tuple[Inquiry, Callable[[], None]]] = []
+        self._all = dict(self._running)
         self._reports = reports
         self._grace = options.grace
         self._timeout = options.timeout
@@ -133,8 +151,10 @@ class Job:
                     selector.register(watch, selectors.EVENT_READ, process)
                 else:
                     unwatched.append(process)
-            while self._running and not self._is_over:
+            while (self._running or self._inquiries) and not self._is_over:
                 left = min([self._deadline, *self._killed.values()]) - time.monotonic()
+                if self._inquiries:
+                    left = min(left, _ANSWER_SECONDS)
                 if unwatched:
                     left = min(left, _LOOK_SECONDS)
                 # Epoll gives them in the order in which they happened, so the first
@@ -154,6 +174,7 @@ class Job:
                 for process in unwatched:
                     self._collect(process)
                 unwatched = [p for p in unwatched if p.number in self._running]
+                self._take_answers()
                 self._leave_behind()
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
@@ -178,7 +199,8 @@ class Job:
                 # Twice: whatever has been tried by now, there is no more to wait for.
                 while self._insisted > 1 and len(self._steps) > 1:
                     self._steps.popleft()
-                self._next_step(_INSISTENT_SECONDS)
+                if not self._inquiries:
+                    self._next_step(_INSISTENT_SECONDS)
                 continue
             name = signal.Signals(number).name
             self._output.say(f"{name}: passed on to the processes; again, to insist")
@@ -227,10 +249,14 @@ class Job:
             return
         for form in filter(None, map(_REPORT.fullmatch, lines)):
             number, status, ready, given_up = form.groups()
-            if ready:
+            if ready == b"ready":
                 self._is_ready = True
+            elif ready:
+                self._witness.note(int(number), 0)
             elif status:
                 self._fail(int(number), int(status))
+                if not self._inquiries:
+                    self._all[int(number)].release()
             elif self._give_up(int(given_up)):
                 self._ends.tell_given_up(int(given_up))
 
@@ -250,8 +276,9 @@ class Job:
             self._stop(_steps(signal.SIGTERM, self._grace))
         if self._ends.is_cut_off and self._status is None:
             self._status = SIGNAL_BASE + signal.SIGKILL
-            self._output.say("host 0, which served jax.distributed, is lost; stopping")
-            self._stop_after_failure()
+            self._blame_then_stop(
+                "host 0, which served jax.distributed, is lost; stopping"
+            )
 
     def _give_up(self, number) -> bool:
         """End a process that the others go on without; return whether that is news.
@@ -260,16 +287,21 @@ class Job:
         """
         if self._least is None or number not in self._living:
             return False
-        self._fail(number, SIGNAL_BASE + signal.SIGKILL, "was given up by the others")
+        how = "was given up by the others"
+        self._fail(number, SIGNAL_BASE + signal.SIGKILL, how, is_given_up=True)
+        return True
+
+    def _end_given_up(self, number):
         if number in self._running:
             self._running[number].send_all(signal.SIGKILL)
             self._killed[number] = time.monotonic() + _KILLED_SECONDS
-        return True
 
-    def _fail(self, number, status, how=""):
+    def _fail(self, number, status, how="", is_given_up=False):
         if number not in self._living:
             return
         how = how or describe(status)
+        if not self._stopping:
+            self._witness.note(number, status, is_given_up)
         if self._least is not None and not self._has_ended_some:
             self._living.discard(number)
         if self._status is not None:
@@ -278,15 +310,55 @@ class Job:
             count = len(self._living)
             if count >= self._least:
                 rest = f"{count} others go on" if count > 1 else "1 other goes on"
-                self._output.say(f"process {number} {how}; {rest}")
+                # The others write their records by themselves, where they fail.
+                most = _LAST_PATIENCE_SECONDS
+                awaited = [number] if is_given_up else self._running
+                self._inquire(
+                    [number],
+                    awaited,
+                    most,
+                    lambda: self._go_on(
+                        number, f"process {number} {how}; {rest}", is_given_up
+                    ),
+                )
                 return
         self._status = status
         if self._stopping:
             return
         self._failed = number
         others = "; stopping the others" if set(self._running) - {number} else ""
-        self._output.say(f"process {number} {how}{others}")
-        self._stop_after_failure()
+        self._blame_then_stop(f"process {number} {how}{others}")
+
+    def _inquire(
+        self,
+        ask: Collection[int],
+        await_from: Collection[int],
+        most_seconds: float,
+        then: Callable[[], None],
+    ):
+        """Ask those of some processes that run, and act after their answers."""
+        ask, await_from = (
+            [number for number in some if number in self._running]
+            for some in (ask, await_from)
+        )
+        inquiry = self._witness.ask(ask, await_from, most_seconds)
+        self._inquiries.append((inquiry, then))
+
+    def _take_answers(self):
+        for each in list(self._inquiries):
+            inquiry, then = each
+            if self._witness.has_answered(inquiry, self._running):
+                self._inquiries.remove(each)
+                then()
+
+    def _go_on(self, number, text, is_given_up):
+        self._report.blame(self._witness.seen())
+        self._witness.forget(number)
+        self._output.say(text)
+        if number in self._all:
+            self._all[number].release()
+        if is_given_up:
+            self._end_given_up(number)
 
     def _time_is_up(self):
         if self._stopping and not self._steps:
@@ -299,12 +371,27 @@ class Job:
             return
         self._status = TIMED_OUT
         self._is_late = True
-        self._output.say(f"--timeout: not done after {self._timeout:g} s; stopping")
-        self._stop_after_failure()
+        text = f"--timeout: not done after {self._timeout:g} s; stopping"
+        self._blame_then_stop(text)
 
-    def _stop_after_failure(self):
-        last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace))
-        self._stop([last_words, *_steps(signal.SIGTERM, self._grace)])
+    def _blame_then_stop(self, text):
+        """Say who is to blame, then a line, and stop all."""
+        self._stopping = True
+        # Each wait for an answer has an end of its own.
+        self._deadline = math.inf
+
+        def stop():
+            if self._status != WRONG_USE:
+                self._report.blame(self._witness.seen())
+            if text:
+                self._output.say(text)
+            for process in self._all.values():
+                process.release()
+            last_words = Step(0, min(_LAST_WORDS_SECONDS, self._grace))
+            self._stop([last_words, *_steps(signal.SIGTERM, self._grace)])
+
+        most = min(PATIENCE_SECONDS, self._grace)
+        self._inquire(self._running, self._running, most, stop)
 
     def _stop(self, steps):
         self._stopping = True
@@ -326,6 +413,8 @@ class Job:
             self._output.say(f"still running, now killed: {who}")
         if step.signal_number == signal.SIGUSR1:
             self._ask_for_records()
+        # Without a signal it is time for what they say by themselves.
+        if step.signal_number in (signal.SIGUSR1, 0):
             return
         self._has_ended_some = True
         # Process 0 last: JAX ends the others, with pages of text, when they lose it.
@@ -337,13 +426,3 @@ class Job:
             # It would end one that does not know it.
             if process.catches(signal.SIGUSR1):
                 process.send(signal.SIGUSR1)
-
-
-def describe(status: int) -> str:
-    """Say how a process ended, as a predicate of it."""
-    if status > SIGNAL_BASE:
-        try:
-            return f"was ended by {signal.Signals(status - SIGNAL_BASE).name}"
-        except ValueError:
-            pass
-    return f"ended with status {status}"

@@ -1,11 +1,13 @@
 """One of the processes: a session of its own, with all that it starts."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 
 from jaxcomm.launch.options import Options
@@ -14,6 +16,23 @@ _CHILD = pathlib.Path(__file__).with_name("child.py")
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
 # A process that waits for a device or a file system does not end before that answers.
 UNKILLABLE_SECONDS = 5.0
+# Threads of jaxcomm's own: to answer takes time, too.
+_OURS = "jaxcomm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What the kernel says of a process at one moment.
+
+    Attributes:
+      state: the letter of proc(5) for its first thread.
+      cpu: seconds that its threads have run, without those of jaxcomm.
+      time: of ``time.monotonic()``.
+    """
+
+    state: str
+    cpu: float
+    time: float
 
 
 class Process:
@@ -36,6 +55,8 @@ class Process:
         piped: bool,
     ):
         stream = subprocess.PIPE if piped else None
+        # It shows what ended it once the launcher has named whom it suspects.
+        waits, self._release = os.pipe()
         self.number = number
         self._popen = subprocess.Popen(
             [
@@ -46,6 +67,7 @@ class Process:
                 str(_CHILD),
                 f"--launcher={os.getpid()}",
                 f"--reports={reports}",
+                f"--released={waits}",
                 *(["-m"] if options.module else []),
                 options.script,
                 *options.arguments,
@@ -55,9 +77,36 @@ class Process:
             stdout=stream,
             stderr=stream,
             env=environment,
-            pass_fds=(reports,),
+            pass_fds=(reports, waits),
             start_new_session=True,
         )
+        os.close(waits)
+
+    @property
+    def pid(self) -> int:
+        """Its id of the operating system."""
+        return self._popen.pid
+
+    def release(self) -> None:
+        """Let it show what ended it, if its program failed."""
+        if self._release >= 0:
+            os.close(self._release)
+            self._release = -1
+
+    def usage(self) -> Usage | None:
+        """Return what the kernel says of it; None if that is hidden, or it is gone."""
+        folder = pathlib.Path(f"/proc/{self._popen.pid}")
+        nanoseconds = 0
+        try:
+            for task in (folder / "task").iterdir():
+                # A thread may end at any moment.
+                with contextlib.suppress(OSError):
+                    if not (task / "comm").read_text().startswith(_OURS):
+                        text = (task / "schedstat").read_text()
+                        nanoseconds += int(text.split()[0])
+        except OSError:
+            return None
+        return Usage(self.state(), nanoseconds * 1e-9, time.monotonic())
 
     def pipes(self) -> tuple[int, int]:
         """Return stdout and stderr, which the caller has to close."""
@@ -132,6 +181,7 @@ class Process:
 
         Deletes shared memory, and closes pipes nobody took.
         """
+        self.release()
         if self._popen.returncode is None:
             self.send_all(signal.SIGKILL)
             try:

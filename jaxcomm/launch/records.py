@@ -1,6 +1,5 @@
 """What the processes were doing: the flight records of a run, and what they say."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -11,8 +10,8 @@ VARIABLE = "JAXCOMM_DUMP_DIR"
 _PATTERN = "flight-record-*.json"
 
 
-# What a process calls its own.
-_NAME = re.compile(r"flight-record-[0-9]{1,7}\.json")
+# What a process, or a launcher, calls its own.
+_NAME = re.compile(r"flight-record-([0-9]{1,7}|launcher-[!-.0-~]{1,64})\.json")
 # Of so many processes nobody reads more.
 _MOST_RECORDS = 1024
 _FOLDER = "records"
@@ -34,7 +33,7 @@ def are_kept(own: pathlib.Path) -> bool:
     It stays then: the processes have named them, and told the user what to do with
     them.
     """
-    return any((own / _FOLDER).rglob(_PATTERN))
+    return any((own / _FOLDER).rglob("flight-record-[0-9]*.json"))
 
 
 def say_where(own: pathlib.Path) -> None:
@@ -60,30 +59,25 @@ def make(path: pathlib.Path) -> None:
         ) from None
 
 
-def print_merged(where: pathlib.Path, since: float):
-    """Print the merged records to stderr, if there are any.
+def of_run(where: pathlib.Path, since: float) -> list[pathlib.Path]:
+    """Return the records of a run, those of launchers too.
 
     Args:
       where: folder they are in.
       since: ``time.time()`` before the run; older ones are of another.
     """
-    paths = sorted(
+    return sorted(
         path for path in where.glob(_PATTERN) if _is_newer_record(path, since)
     )[:_MOST_RECORDS]
-    if not paths:
-        return
-    try:
-        # Late: most runs do not fail.
-        from jaxcomm.diagnostics.merge import merge_files
 
-        text = str(merge_files(paths))
-    except Exception as error:
-        # The status of the run matters more, and a dying process may write half a file.
-        _say(f"cannot read the flight records: {error!r}")
-        return
-    # Nobody may read it any more, and the run go on all the same.
-    with contextlib.suppress(BrokenPipeError):
-        print(text, file=sys.stderr, flush=True)
+
+def version(where: pathlib.Path, process: int) -> object:
+    """Return what differs once a process has written its record anew."""
+    try:
+        status = (where / f"flight-record-{process}.json").lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _is_newer_record(path, since) -> bool:

@@ -13,14 +13,17 @@ import uuid
 from collections.abc import Iterator
 
 from jaxcomm import compat
+from jaxcomm.diagnostics.seen import describe
 from jaxcomm.launch import environment, folder, port, records
 from jaxcomm.launch.ends import Ends
-from jaxcomm.launch.job import WRONG_USE, Job, Outcome, describe
+from jaxcomm.launch.job import WRONG_USE, Job, Outcome
 from jaxcomm.launch.messages import SecretRefused
 from jaxcomm.launch.options import Options
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
+from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
+from jaxcomm.launch.witness import Witness
 
 # The driver of NVIDIA has a device for each of them.
 _GPUS = "/dev/nvidia[0-9]*"
@@ -61,6 +64,7 @@ def _run(options: Options, own: pathlib.Path) -> int:
     inherited = os.environ | {
         "JAXCOMM_MAX_RESTARTS": str(options.max_restarts),
         "JAXCOMM_RUN_ID": uuid.uuid4().hex,
+        "JAXCOMM_LAUNCHED": "1",
     }
     count = 0
     stores = itertools.count()
@@ -73,9 +77,8 @@ def _run(options: Options, own: pathlib.Path) -> int:
         records.make(where)
         inherited["JAXCOMM_RESTART_COUNT"] = str(count)
         inherited[records.VARIABLE] = str(where)
-        begin = records.now()
         with _address(options, own / f"store-{next(stores)}") as address:
-            outcome = _attempt(options, places, address, inherited, end, own)
+            outcome = _attempt(options, places, address, inherited, end, own, where)
         if _join_without_the_lost(outcome, options):
             _say(
                 f"process {outcome.failed} {describe(outcome.status)} before all had "
@@ -83,8 +86,6 @@ def _run(options: Options, own: pathlib.Path) -> int:
             )
             places = tuple(places[process] for process in outcome.left)
             continue
-        if outcome.status:
-            records.print_merged(where, begin)
         goes_on, text = _after(outcome, count, options.max_restarts)
         if text:
             _say(text)
@@ -144,6 +145,7 @@ def _attempt(
     inherited: dict[str, str],
     end: float,
     own: pathlib.Path,
+    where: pathlib.Path,
 ) -> Outcome:
     """Start the processes and wait for them.
 
@@ -154,9 +156,11 @@ def _attempt(
       inherited: environment of all processes.
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
       own: folder of the run.
+      where: folder of the attempt's flight records.
     """
     options = dataclasses.replace(options, processes=len(places))
     output = Output(options.prefix)
+    report = Report(where, options.total, output)
     store = None
     if options.elastic and options.host == 0:
         if options.coordinator:
@@ -183,8 +187,25 @@ def _attempt(
                     )
                 if output.piped:
                     output.follow({p.number: p.pipes() for p in processes})
-                job = Job(processes, reports_read, options, end, signals, output, ends)
+                witness = Witness({p.number: p for p in processes}, where)
+                job = Job(
+                    processes,
+                    reports_read,
+                    options,
+                    end,
+                    signals,
+                    output,
+                    ends,
+                    witness,
+                    report,
+                )
                 outcome = job.wait()
+                if outcome.status and not report.is_made:
+                    report.blame(witness.seen())
+                if not outcome.status and not report.is_made:
+                    report.name_the_slow()
+                    if own in where.parents:
+                        report.drop_those_that_ended_well()
                 ends.wait_for_others(
                     lambda: signals.are_left() or time.monotonic() > end
                 )

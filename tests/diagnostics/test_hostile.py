@@ -8,7 +8,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm import own_file
-from jaxcomm.diagnostics import perfetto, record
+from jaxcomm.diagnostics import perfetto, record, seen
 from jaxcomm.diagnostics.checksum_files import parse
 from jaxcomm.diagnostics.flight_record import FlightRecord
 from jaxcomm.diagnostics.merge import merge, merge_files
@@ -34,6 +34,24 @@ def test_a_flight_record_of_any_content_is_used_or_refused(job, pytestconfig):
     count = hostile.count(pytestconfig)
     found = hostile.refused_cleanly(use, [sample], record.RecordError, count)
     assert found["taken"] > count // 20
+
+
+@of_many
+def test_what_a_launcher_saw_of_any_content_is_used_or_refused(job, pytestconfig):
+    known = record.parse(job.did("01", "psum", "started").document(0))
+
+    def use(content):
+        merged = merge([known], seen.parse(record.decoded(content)))
+        assert hostile.is_plain(str(merged))
+        json.dumps(merged.to_json())
+
+    saw = [
+        seen.Seen(process=1, pid=7, host="b", status=137, order=1),
+        seen.Seen(process=2, pid=8, host="b", state="S", works=False),
+    ]
+    sample = seen.to_json(saw, 4, 1.0).encode()
+    count = hostile.count(pytestconfig)
+    assert hostile.refused_cleanly(use, [sample], record.RecordError, count)["taken"]
 
 
 @of_many

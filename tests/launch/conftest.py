@@ -109,8 +109,9 @@ def time_passes_at(monkeypatch, notes):
 
     def select_or_pass(self, timeout=None):
         # Only the job's selector, while it waits for a time: those of the pumps have no
-        # data.
-        if timeout is None or not any(key.data for key in self.get_map().values()):
+        # data. Not while it waits for answers: these have a clock of their own.
+        is_job = any(key.data for key in self.get_map().values())
+        if timeout is None or timeout <= job._ANSWER_SECONDS or not is_job:
             return select(self, timeout)
         waiting.until(lambda: is_time() or select(self, 0), "an event of the job")
         if is_time():

@@ -108,6 +108,7 @@ print("process 1 is missing")
 
 def test_sigusr1_goes_only_to_those_that_know_it(launch, monkeypatch, time_passes_at):
     # Where a flight record is dumped; one that does not know it would be ended by it.
+    monkeypatch.setattr(job, "PATIENCE_SECONDS", waiting.EXPIRES_SECONDS)
     monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 1000)
     time_passes_at("dumped")
     status, out, _ = launch(

@@ -55,6 +55,11 @@ def time_of_day():
     return time.time()
 
 
+def dawdle(seconds):
+    """Do nothing for a time. No test may wait for its end, or need that it be short."""
+    time.sleep(seconds)
+
+
 def joined(*threads):
     for thread in threads:
         thread.join(HANG_SECONDS)

@@ -1,0 +1,90 @@
+"""The first line of the launcher names the guilty process, whatever it did.
+
+Each case is a job of four processes, see support/guilty.py. Each run of the tests draws
+two faults. With ``--thorough`` there are all.
+"""
+
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+import guilty
+import pytest
+import team
+import waiting
+
+from jaxcomm.diagnostics.merge import merge_files
+
+pytestmark = pytest.mark.multiprocess
+PROCESSES = 4
+# Compiled before, so that nothing but the fault lets others wait for so long.
+SECONDS = 2 * waiting.EXPIRES_SECONDS
+LAST, WAIT = "pmax #13", "wait in psum #14"
+# What the line says of each fault: last, others, state. The skipped step shows at the
+# end, where the others have one more to take.
+SAID = {
+    "killed": (LAST, WAIT, "it was ended by SIGKILL; it left no record"),
+    "raises": (LAST, "", "it ended with status 1"),
+    "sleeps": (LAST, WAIT, "it sleeps (state S), and its CPU time stands still"),
+    "stopped": (LAST, WAIT, "it is stopped (state T); it left no record"),
+    "shape": (LAST, WAIT, "it came to psum(int32[8]) #14 instead"),
+    "collective": (LAST, WAIT, "it came to pmin(int32[4]) #14 instead"),
+    "exits": (LAST, WAIT, "it ended with status 0"),
+    "skips": ("psum #18", "wait in pmax #19", "it ended with status 0"),
+    "locked": (LAST, WAIT, "it sleeps (state S), and its CPU time stands still"),
+    "slow": ("psum #20", "waited", "it is slow"),
+}
+
+
+def blames(fault, who, folder):
+    seconds = waiting.HANG_SECONDS if fault == "slow" else SECONDS
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "jaxcomm.launch", f"-n{PROCESSES}", "--grace=2"),
+            *(guilty.__file__, fault, str(who)),
+        ],
+        env=team.environment()
+        | {"JAXCOMM_TIMEOUT": str(seconds), "JAXCOMM_DUMP_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=waiting.HANG_SECONDS,
+    )
+    assert (done.returncode == 0) == (fault == "slow"), done.stderr
+    first = done.stderr.partition("\n")[0]
+    last, others, state = SAID[fault]
+    found = re.match(
+        rf"jaxcomm\.launch: (suspect: process {who} \(pid \d+, host \S+\): last "
+        rf"completed {last}; .*)",
+        first,
+    )
+    assert found, (fault, who, done.stderr)
+    assert others in first, (fault, who, done.stderr)
+    assert state in first, (fault, who, done.stderr)
+    if fault in ("sleeps", "locked"):
+        # The stacks say where, before any traceback.
+        where = done.stderr.index("guilty.py")
+        assert where < done.stderr.index("Traceback"), done.stderr
+        assert f"process {who} was at:" in done.stderr
+    # From the files, though others may have come further before they were stopped.
+    merged = merge_files(sorted(pathlib.Path(folder).glob("flight-record-*.json")))
+    assert merged.skipped == []
+    assert without_others(merged.suspect) == without_others(found[1])
+
+
+def without_others(line):
+    return re.sub("; process.*? for [^;]*", "", line)
+
+
+def test_of_two_faults(tmp_path):
+    draw = random.Random(os.environ.get("JAXCOMM_TEST_SEED"))
+    for fault in draw.sample(sorted(SAID), 2):
+        blames(fault, draw.randrange(PROCESSES), tmp_path / fault)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", SAID)
+def test_of_each_fault(fault, tmp_path):
+    blames(fault, random.randrange(PROCESSES), tmp_path)
