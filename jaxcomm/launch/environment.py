@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
+from jaxcomm.launch import devices
 from jaxcomm.launch.options import Options
 
 LOOPBACK = "127.0.0.1"
 # What an address of gRPC begins with that is the path of a socket.
 SOCKET = "unix:"
-_CPU = "cpu"
-# Where one process cannot share a device with another.
-_GPUS = ("cuda", "gpu", "rocm")
 
 
 def of_process(
@@ -37,20 +35,19 @@ def of_process(
         environment["JAXCOMM_ELASTIC"] = "1"
     environment["JAX_NUM_PROCESSES"] = str(options.total)
     environment["JAX_PROCESS_ID"] = str(process)
-    platform = options.platform or inherited.get("JAX_PLATFORMS") or _CPU
+    platform = options.platform or inherited.get("JAX_PLATFORMS") or devices.CPU
     environment["JAX_PLATFORMS"] = platform
     first_platform = platform.split(",")[0]
-    if first_platform == _CPU and options.devices_per_process is not None:
+    if first_platform == devices.CPU and options.devices_per_process is not None:
         # Counts for more than the number in XLA_FLAGS.
         environment["JAX_NUM_CPU_DEVICES"] = str(options.devices_per_process)
-    if first_platform in _GPUS and (
+    if first_platform in devices.GPUS and (
         options.devices_per_process is not None
         or "JAX_LOCAL_DEVICE_IDS" not in inherited
     ):
         # One each unless told otherwise, as JAX does under Slurm and Open MPI.
-        count = options.devices_per_process or 1
         place = process - options.first if place is None else place
-        ids = range(place * count, (place + 1) * count)
+        ids = devices.ids_of(place, options.devices_per_process)
         environment["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, ids))
     if not address.startswith(SOCKET):
         _keep_from_proxies(environment, address.rpartition(":")[0] or LOOPBACK)

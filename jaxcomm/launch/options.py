@@ -54,7 +54,8 @@ class Options:
       arguments: the program's own.
       module: whether ``script`` is a module's name.
       devices_per_process: If None, as many as JAX finds.
-      platform: for JAX_PLATFORMS. If None, what the environment says, or cpu.
+      platform: for JAX_PLATFORMS. If None, what the environment says; else GPUs, if
+        there are enough, and cpu if not.
       coordinator_port: on the loopback interface. If 0, a free one. If None, a socket
         that only this user reaches.
       prefix: whether lines say which process they are from.
@@ -202,7 +203,8 @@ def _parser():
     add(
         "--platform",
         metavar="NAME",
-        help="sets JAX_PLATFORMS, such as cuda (default: as it is, else cpu)",
+        help="sets JAX_PLATFORMS, such as cuda (default: as it is; else the GPUs, if "
+        "this host has enough, and the CPU if not)",
     )
     add(
         "--coordinator-port",

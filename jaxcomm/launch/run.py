@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import glob
 import itertools
 import math
 import os
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 
 from jaxcomm import compat
 from jaxcomm.diagnostics.seen import describe
-from jaxcomm.launch import environment, folder, port, records
+from jaxcomm.launch import devices, environment, folder, port, records
 from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.job import WRONG_USE, Job, Outcome
 from jaxcomm.launch.messages import SecretRefused
@@ -25,9 +24,6 @@ from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
 from jaxcomm.launch.witness import Witness
 
-# The driver of NVIDIA has a device for each of them.
-_GPUS = "/dev/nvidia[0-9]*"
-
 
 def run(options: Options) -> int:
     """Start the processes, again if they fail, and return the status of the run.
@@ -36,7 +32,10 @@ def run(options: Options) -> int:
     """
     try:
         with folder.of_run() as own:
-            _say_of_gpus(options)
+            chosen = devices.choose(options, os.environ)
+            if chosen.text:
+                _say(chosen.text)
+            options = dataclasses.replace(options, platform=chosen.platform)
             return _run(options, own)
     except (port.PortTaken, records.FolderRefused, SecretRefused) as error:
         _say(str(error))
@@ -44,19 +43,6 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:
         # After the last process, while a reader of the output takes its time.
         return 128 + signal.SIGINT
-
-
-def _say_of_gpus(options: Options) -> None:
-    """Say that there are GPUs, if nobody chose between them and the CPU."""
-    if options.platform or os.environ.get("JAX_PLATFORMS"):
-        return
-    count = len(glob.glob(_GPUS))
-    if count:
-        several = f"{count} GPUs" if count > 1 else "a GPU"
-        _say(
-            f"this host has {several}, and the processes use the CPU. --platform cuda "
-            "gives each process a GPU; --platform cpu says that you know"
-        )
 
 
 def _run(options: Options, own: pathlib.Path) -> int:

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxcomm.launch import run
+from jaxcomm.launch import devices
 from jaxcomm.launch.environment import of_process
 from jaxcomm.launch.options import Options
 
@@ -60,20 +60,51 @@ def test_what_is_asked_for_or_inherited_shows(given, expected):
         assert str(found.get(name)) == value
 
 
-@pytest.mark.parametrize(
-    ("chosen", "asked", "is_told"),
-    [(None, {}, True), ("cpu", {}, False), (None, {"platform": "cpu"}, False)],
+ONE_EACH = "GPU 0 to process 0; GPU 1 to process 1"
+NO_JAX = (
+    "the processes use the CPU: this host has 2 GPUs, and this Python has no JAX for "
+    "CUDA. Install jax[cuda13], or say --platform cpu"
 )
-def test_who_chose_nothing_learns_of_the_gpus(
-    chosen, asked, is_told, tmp_path, monkeypatch, capfd
-):
-    monkeypatch.delenv("JAX_PLATFORMS")
-    if chosen:
-        monkeypatch.setenv("JAX_PLATFORMS", chosen)
-    for number in range(2):
-        (tmp_path / f"nvidia{number}").touch()
-    (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(run, "_GPUS", f"{tmp_path}/nvidia[0-9]*")
-    run._say_of_gpus(Options(processes=1, script="x", **asked))
-    said = capfd.readouterr().err
-    assert ("this host has 2 GPUs, and the processes use the CPU" in said) == is_told
+
+
+@pytest.mark.parametrize(
+    ("given", "inherited", "platform", "said"),
+    [
+        ({}, {}, "cuda,cpu", ONE_EACH),
+        ({"processes": 1}, {}, "cuda,cpu", "GPU 0 to process 0"),
+        ({"processes": 1, "devices_per_process": 2}, {}, "cuda,cpu",
+         "GPUs 0, 1 to process 0"),
+        # Processes of another host, and a choice of GPUs from outside.
+        ({"hosts": 2, "host": 1}, {"CUDA_VISIBLE_DEVICES": "6,4"}, "cuda,cpu",
+         "GPU 6 to process 2; GPU 4 to process 3"),
+        ({"platform": "cuda"}, {}, "cuda", ONE_EACH),
+        ({}, {"JAX_PLATFORMS": "cuda"}, "cuda", ONE_EACH),
+        # The user says which: JAX_LOCAL_DEVICE_IDS.
+        ({}, {"JAX_PLATFORMS": "cuda", "JAX_LOCAL_DEVICE_IDS": "1"}, "cuda", ""),
+        ({"platform": "cpu"}, {}, "cpu", ""),
+        ({}, {"JAX_PLATFORMS": "cpu"}, "cpu", ""),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, "cpu", ""),
+        ({}, {"plugin": ""}, "cpu", NO_JAX),
+        ({"processes": 3}, {}, "cpu",
+         "the processes use the CPU: this host has 2 GPUs, and the processes need 3. "
+         "Start fewer, or say --platform cpu"),
+    ],
+)  # fmt: skip
+def test_who_gets_which_gpu(given, inherited, platform, said, tmp_path, monkeypatch):
+    """The files of a driver, and modules in the place of JAX's for CUDA."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "_FILES", f"{tmp_path}/nvidia[0-9]*")
+    plugins = () if "plugin" in inherited else ("no_such_module", "json")
+    monkeypatch.setattr(devices, "_PLUGINS", plugins)
+    asked = Options(**{"processes": 2, "script": "x", **given})
+    assert devices.choose(asked, inherited) == devices.Devices(platform, said)
+
+
+def test_who_got_which_gpu_is_said_first(launch, monkeypatch):
+    """And they get them: here a place of CPU devices."""
+    chosen = devices.Devices("cpu", ONE_EACH)
+    monkeypatch.setattr(devices, "choose", lambda options, environment: chosen)
+    status, out, err = launch("print(os.environ['JAX_PLATFORMS'])")
+    assert (status, err) == (0, f"jaxcomm.launch: {ONE_EACH}\n")
+    assert sorted(out.split()) == ["[0]", "[1]", "cpu", "cpu"]
