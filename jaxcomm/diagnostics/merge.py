@@ -132,14 +132,12 @@ class Merged:
     def _stacks(self, process) -> list[str]:
         """Returns what threads of the program did, without threads of this package."""
         found = self.records.get(process)
-        lines = "\n".join(found.stacks if found else ()).split("\n\n")
-        threads = [thread for thread in lines if _SERVER not in thread]
-        shown = [
-            line
-            for thread in threads
-            for line in thread.splitlines()
-            if line and _STARTER not in line
-        ]
+        shown = []
+        for thread in "\n".join(found.stacks if found else ()).split("\n\n"):
+            title, *frames = thread.splitlines() or [""]
+            frames = [frame for frame in frames if _STARTER not in frame]
+            if frames and _SERVER not in thread:
+                shown += [title, *frames]
         return [f"process {process} was at:", *shown] if shown else []
 
     def _slow(self):
