@@ -12,6 +12,7 @@ from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import held_tokens, vary_alike
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import are_right
+from jaxcomm.attention.state.dealt import Dealt, checked_most, dealt_of
 from jaxcomm.attention.state.documents import documents_of
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.collectives.all_gather import all_gather
@@ -30,6 +31,7 @@ def causal_halo(
     tokens: Tokens | Layout,
     width: int,
     *,
+    most_fragments: int = 8,
     lane: str | None = None,
     backend: str | None = None,
 ) -> Any:
@@ -46,6 +48,7 @@ def causal_halo(
       tokens: of this rank, as in ``ring_attention``: of the schedule ``"zigzag"``,
         ``"contiguous"`` or another whose fragments are few.
       width: how many tokens before each, one or more.
+      most_fragments: as in :func:`state_scan`.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
 
@@ -79,15 +82,23 @@ def causal_halo(
     arguments.check_are_local(_WHAT, x=x)
     with SCOPE(named.scope):
         tokens, layout = held_tokens(tokens, x, axis_name, _WHAT, "x", "tokens")
-        fragments = Fragments.of(layout, 1, _WHAT)
         ids, is_real = documents_of(tokens, layout, x.shape[:2], axis_name, _WHAT)
-        if ids is None:
-            real = jnp.ones((1, 1), bool) if is_real is None else is_real
-            ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
         is_right = are_right(tokens, layout, axis_name, _WHAT)
-        x, ids, is_right = vary_alike((x, ids, is_right), named)
-        before = _shifted(x, fragments, layout, width, axis_name, 0)
-        ids_before = _shifted(ids, fragments, layout, width, axis_name, _NOWHERE)
+        if layout.is_static:
+            if ids is None:
+                real = jnp.ones((1, 1), bool) if is_real is None else is_real
+                ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
+            x, ids, is_right = vary_alike((x, ids, is_right), named)
+            fragments = Fragments.of(layout, 1, _WHAT)
+            before = _shifted(x, fragments, layout, width, axis_name, 0)
+            ids_before = _shifted(ids, fragments, layout, width, axis_name, _NOWHERE)
+        else:
+            most = checked_most(most_fragments, _WHAT)
+            dealt, order = dealt_of(layout, ids, most, axis_name, _WHAT)
+            served = (dealt.fragment[..., -1] < most).all()
+            is_right = served if is_right is None else is_right & served
+            x, ids, is_right = vary_alike((x, ids, is_right), named)
+            before, ids_before = _dealt(x, dealt, order, most, width, axis_name)
     found, is_same, last = [], ids >= 0, ids
     for each, of_each in zip(before, ids_before, strict=True):
         # A run of one id: no other between.
@@ -126,3 +137,35 @@ def _shifted(x, fragments: Fragments, layout: Layout, width: int, axis_name, fil
         jnp.concatenate([part[:, width - by : part.shape[1] - by] for part in wide], 1)
         for by in range(1, width + 1)
     ]
+
+
+def _dealt(x, dealt: Dealt, order, most: int, width: int, axis_name):
+    """Return what :func:`_shifted` does, of tokens that are dealt anywhere, and ids."""
+    count, rank = x.shape[1], jax.lax.axis_index(axis_name)
+    length = dealt.natural.shape[-1] - 2
+
+    def tails(fragment, order):
+        """Return the last tokens of each fragment of a rank: (F, width)."""
+        real = (fragment == jnp.arange(most)[:, None]) & (order < length)
+        last = jnp.where(real, jnp.arange(count), -1).max(1)
+        return jnp.maximum(last[:, None] - jnp.arange(width), 0)
+
+    at = jax.vmap(jax.vmap(tails))(dealt.fragment, jnp.minimum(order, length))
+    mine = jax.vmap(lambda x, at: x[at[rank]])(x, at)  # (B, F, width, ...)
+    every = jnp.moveaxis(all_gather(mine, axis_name), 1, 0)
+    every = every.reshape(len(every), -1, *every.shape[4:])
+
+    def one(x, every, at, order, natural):
+        """Return tokens before each of a sequence, and ids, (width, T, ...)."""
+        positions = jax.vmap(lambda order, at: order[at])(order, at).reshape(-1)
+        # The place of each position among this rank's tokens and all tails.
+        place = jnp.zeros(length + 1, jnp.int32)
+        place = place.at[positions].set(count + jnp.arange(len(positions)))
+        place = place.at[order[rank]].set(jnp.arange(count), mode="drop")
+        wanted = order[rank] - jnp.arange(1, width + 1)[:, None]
+        found = jnp.concatenate([x, every])[place[jnp.maximum(wanted, 0)]]
+        return found, jnp.where(wanted < 0, _NOWHERE, natural[wanted])
+
+    order = jnp.minimum(order, length)
+    found, ids = jax.vmap(one)(x, every, at, order, dealt.natural)
+    return jnp.moveaxis(found, 1, 0), jnp.moveaxis(ids, 1, 0)

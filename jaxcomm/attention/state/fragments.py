@@ -4,13 +4,23 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.state.exchange import entering
+from jaxcomm.attention.state.maps import (
+    StateMap,
+    composed,
+    states,
+    varying_like,
+    zeros_unless,
+)
 from jaxcomm.collectives.all_gather import all_gather
+from jaxcomm.collectives.all_reduce import psum
 
 # Each sends a map of its own. Zigzag has two.
 _MOST = 16
@@ -27,12 +37,15 @@ class Fragments:
         sequence: (size * F,).
       rows: into how many rows a fragment is cut.
       length: tokens of a row, padding included.
+      linked: bool (F, B), which fragments of this rank go on with the document before
+        them. If None, all do.
     """
 
     bounds: tuple[int, ...]
     order: tuple[int, ...]
     rows: int
     length: int
+    linked: Any = None
 
     @classmethod
     def of(cls, layout: Layout, chunk: int, what: str) -> "Fragments":
@@ -76,24 +89,63 @@ class Fragments:
         is_first = functools.reduce(jnp.logical_or, [at == b for b in self.bounds[:-1]])
         return begin_documents(ids, before) & ~is_first
 
-    def links(self, ids, axis_name):
-        """Return which fragments go on with the document before them, bool (F, B)."""
+    def with_links(self, ids, axis_name) -> "Fragments":
+        """Say which fragments go on with a document, by the ids next to them."""
+        if len(self.order) == 1:
+            return self
         first = jnp.stack([ids[:, at] for at in self.bounds[:-1]])
         last = jnp.stack([ids[:, at - 1] for at in self.bounds[1:]])
         every = all_gather(last, axis_name)
         before = np.zeros(len(self.order), np.int32)
         before[list(self.order[1:])] = self.order[:-1]
-        mine = jnp.asarray(before.reshape(-1, self.count))[
-            jax.lax.axis_index(axis_name)
-        ]
+        mine = jnp.asarray(before.reshape(-1, self.count))
+        mine = mine[jax.lax.axis_index(axis_name)]
         # The state before the first of all is zeros.
-        return ~begin_documents(first, every.reshape(-1, *last.shape[1:])[mine])
+        linked = ~begin_documents(first, every.reshape(-1, *last.shape[1:])[mine])
+        return dataclasses.replace(self, linked=linked)
 
-    def by_row(self, tree):
+    def _by_row(self, tree, is_mirrored: bool):
         """Return what is of each row as (rows, F, B, ...)."""
         return jax.tree.map(
-            lambda x: x.reshape(self.rows, self.count, -1, *x.shape[1:]), tree
+            lambda x: x.reshape(self.rows, self.count, -1, *x.shape[1:])[
+                :: -1 if is_mirrored else 1
+            ],
+            tree,
         )
+
+    def whole(self, maps: StateMap, *, is_mirrored: bool = False) -> StateMap:
+        """Return the map of each fragment, (F, B, ...), from those of the rows."""
+        return composed(self._by_row(maps, is_mirrored))[1]
+
+    def entering(self, whole: StateMap, axis_name, *, is_mirrored: bool = False):
+        """Return the state before each fragment, (F, B, ...): the exchange.
+
+        Mirrored, it is the gradient of the state behind each.
+        """
+        if len(self.order) == 1:
+            return varying_like(jnp.zeros_like(whole.addend), whole.addend)
+        order = self.order[::-1] if is_mirrored else self.order
+        if self.linked is None:
+            return entering(whole, order, axis_name)
+        factor = zeros_unless(self.linked, whole.factor)
+        if is_mirrored:
+            whole = StateMap(factor, zeros_unless(self.linked, whole.addend))
+            return entering(whole, order, axis_name)
+        found = entering(StateMap(factor, whole.addend), order, axis_name)
+        return zeros_unless(self.linked, found)
+
+    def states(self, maps: StateMap, entering, *, is_mirrored: bool = False):
+        """Return the state before each row, and the state behind each fragment."""
+        before, behind = states(self._by_row(maps, is_mirrored), entering)
+        return before[:: -1 if is_mirrored else 1].reshape(
+            -1, *before.shape[3:]
+        ), behind[-1]
+
+    def last(self, states, axis_name):
+        """Return the state behind the sequence, (B, ...), on all ranks."""
+        rank, last = divmod(self.order[-1], self.count)
+        is_last = jax.lax.axis_index(axis_name) == rank
+        return psum(jnp.where(is_last, states[last], 0), axis_name)
 
     def cut(self, x):
         """Return tokens (B, T, ...) as rows, (rows * F * B, length, ...)."""
@@ -125,6 +177,11 @@ class Fragments:
             return x.reshape(len(x), -1, *x.shape[3:])
         parts = [x[:, part, :length] for part, length in enumerate(lengths)]
         return jnp.concatenate(parts, 1)
+
+
+jax.tree_util.register_dataclass(
+    Fragments, ["linked"], ["bounds", "order", "rows", "length"]
+)
 
 
 def rows_of(tokens: int, chunk: int) -> tuple[int, int]:

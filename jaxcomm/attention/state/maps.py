@@ -41,14 +41,6 @@ class StateMap(NamedTuple):
             factor = jnp.swapaxes(factor, -1, -2)
         return StateMap(factor, addend)
 
-    def linked(self, is_linked: Any) -> "StateMap":
-        """Return the map from a state that counts only where a flag (...) is True."""
-        factor = self.factor
-        is_linked = is_linked.reshape(
-            is_linked.shape + (1,) * (factor.ndim - is_linked.ndim)
-        )
-        return self._replace(factor=jnp.where(is_linked, factor, 0))
-
 
 def is_matrix(of: StateMap) -> bool:
     """Say whether the factors are whole matrices."""
@@ -62,28 +54,62 @@ def apply(factor, state):
     return jnp.matmul(factor, state, precision="highest")
 
 
-def composed(maps: StateMap) -> StateMap:
-    """Return the map of pieces in a row: dimension 0 counts them."""
-    if len(maps.addend) == 1:
-        return jax.tree.map(lambda x: x[0], maps)
+def composed(maps: StateMap, begins=None) -> tuple[StateMap, StateMap]:
+    """Return the map of pieces in a row up to each, and of all.
+
+    Args:
+      maps: of the pieces, which dimension 0 counts.
+      begins: bool (pieces, B), where the row begins anew; B is dimension 1 of the maps.
+    """
     first, rest = (
-        jax.tree.map(lambda x, at=at: x[at], maps) for at in (0, slice(1, None))
+        jax.tree.map(lambda x, at=at: x[at], maps) for at in (slice(1), slice(1, None))
     )
 
     def step(before, of):
-        return before.then(of), None
+        of, is_new = of
+        both = before.then(of)
+        if is_new is not None:
+            both = jax.tree.map(
+                lambda x, y: jnp.where(_like(is_new, x), x, y), of, both
+            )
+        return both, both
 
-    return jax.lax.scan(step, first, rest, unroll=_UNROLLED)[0]
+    rest = rest, None if begins is None else begins[1:]
+    before = jax.tree.map(lambda x: x[0], first)
+    last, others = jax.lax.scan(step, before, rest, unroll=_UNROLLED)
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), first, others), last
 
 
-def states(maps: StateMap, entering) -> tuple[Any, Any]:
-    """Return the state before each piece of a row, and the state behind the last."""
+def states(maps: StateMap, entering, begins=None) -> tuple[Any, Any]:
+    """Return the state before each piece of a row, and the one behind it.
+
+    Args:
+      maps: of the pieces.
+      entering: the state before the row; or, with ``begins``, the one before each piece
+        if the row begins there.
+      begins: as of :func:`composed`.
+    """
+    start = entering if begins is None else entering[0]
 
     def step(state, of):
-        return apply(of.factor, state) + of.addend, state
+        of, is_new, new = of
+        if is_new is not None:
+            state = jnp.where(_like(is_new, state), new, state)
+        behind = apply(of.factor, state) + of.addend
+        return behind, (state, behind)
 
-    end, before = jax.lax.scan(step, entering, maps, unroll=_UNROLLED)
-    return before, end
+    of = maps, begins, None if begins is None else entering
+    return jax.lax.scan(step, start, of, unroll=_UNROLLED)[1]
+
+
+def _like(flags, x):
+    """Return flags (...) with as many dimensions as an array."""
+    return flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim))
+
+
+def zeros_unless(flags, x):
+    """Return zeros where a flag (...) is False."""
+    return jnp.where(_like(flags, x), x, 0)
 
 
 def reversed_pieces(tree):

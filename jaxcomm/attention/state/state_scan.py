@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,12 @@ from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import held_tokens, vary_alike
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import are_right
-from jaxcomm.attention.state import maps as state_maps
+from jaxcomm.attention.state.dealt import DealtFragments, checked_most
 from jaxcomm.attention.state.documents import documents_of
-from jaxcomm.attention.state.exchange import entering
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.attention.state.kernel import StateKernel, StateRows
+from jaxcomm.attention.state.maps import StateMap, apply, varying_like
 from jaxcomm.attention.strategies.strategy import keep
-from jaxcomm.collectives.all_reduce import psum
 from jaxcomm.primitives.arguments import flag
 from jaxcomm.primitives.call import SCOPE, AxisName, Scope, call_of
 
@@ -33,110 +32,62 @@ _WHAT = "state_scan"
 _FORGOTTEN = -60.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """What is known of a call before it sees an array.
 
     Attributes:
       kernel: what computes the rows.
-      fragments: of each rank.
       axis_name: the axes that split the sequence.
       scope: by which collectives travel, those of the backward pass too.
-      has_exchange: whether there are several fragments in all.
     """
 
     kernel: StateKernel
-    fragments: Fragments
     axis_name: Any
     scope: Scope
 
-    @property
-    def has_exchange(self) -> bool:
-        return len(self.fragments.order) > 1
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(call: _Call, rows: StateRows, links):
+def _scan(call: _Call, rows: StateRows, fragments: Fragments):
     """Run over the rows of a rank.
 
     Args:
       call: what is known before.
       rows: of this rank, as its fragments cut them.
-      links: bool (F, B), which fragments go on with the document before them; or None:
-        all do.
+      fragments: of this rank.
 
     Returns:
       (out, states): rows of outputs, and (F, B, N, K, V), the state behind each
       fragment.
     """
-    return _forward(call, rows, links)[0]
+    return _forward(call, rows, fragments)[0]
 
 
 @promotes_ranks
-def _forward(call: _Call, rows: StateRows, links):
-    fragments, kept = call.fragments, None
-    size, width = rows.key.shape[-1], rows.value.shape[-1]
-    if not call.has_exchange and fragments.rows == 1:
-        before, maps = rows.zeros(size, width), None
-        out, behind = call.kernel.run(rows, before)
-        ends = fragments.by_row(behind)[0]
-    else:
-        maps, kept = call.kernel.summary(rows)
-        maps = fragments.by_row(maps)
-        start = _entering(call, maps, links)
-        before, ends = state_maps.states(maps, start)
-        before = before.reshape(-1, *before.shape[3:])
-        out, _ = call.kernel.run(rows, before, kept)
-    factor = None if maps is None else maps.factor
-    out, ends, *saved = keep((out, ends, factor, kept, before))
-    return (out, ends), (rows, links, *saved)
-
-
-def _entering(call: _Call, maps, links, *, is_mirrored=False):
-    """Return the state before each fragment, from the maps of its rows."""
-    if not call.has_exchange:
-        zeros = jnp.zeros_like(maps.addend[0])
-        return state_maps.varying_like(zeros, maps.addend)
-    whole = state_maps.composed(maps)
-    order = call.fragments.order
-    if links is not None:
-        if is_mirrored:
-            whole = whole._replace(addend=_where(links, whole.addend))
-        whole = whole._replace(factor=_where(links, whole.factor))
+def _forward(call: _Call, rows: StateRows, fragments: Fragments):
+    maps, kept = call.kernel.summary(rows)
     with SCOPE(call.scope):
-        state = entering(whole, order[::-1] if is_mirrored else order, call.axis_name)
-    if links is not None and not is_mirrored:
-        state = _where(links, state)
-    return state
-
-
-def _where(links, x):
-    """Return zeros where a fragment has no link."""
-    return jnp.where(links.reshape(links.shape + (1,) * (x.ndim - links.ndim)), x, 0)
+        start = fragments.entering(fragments.whole(maps), call.axis_name)
+    before, ends = fragments.states(maps, start)
+    out, _ = call.kernel.run(rows, before, kept)
+    out, ends, *saved = keep((out, ends, maps.factor, kept, before))
+    return (out, ends), (rows, fragments, *saved)
 
 
 @promotes_ranks
 def _backward(call: _Call, residuals, grads):
-    rows, links, factor, kept, before = residuals
+    rows, fragments, factor, kept, before = residuals
     grad_out, grad_ends = grads
-    fragments, kernel = call.fragments, call.kernel
-    if factor is None:
-        behind = grad_ends.reshape(-1, *grad_ends.shape[2:])
-        found = kernel.backward(rows, kept, before, grad_out, behind)
-        return found.replace(begins=None), None
-    mirror = fragments.by_row(kernel.mirror(rows, kept, grad_out))
-    maps = state_maps.StateMap(factor, mirror).mirrored(mirror)
-    maps = state_maps.reversed_pieces(maps)
-    start = grad_ends
-    if call.has_exchange:
-        # The gradient of a fragment's own end enters through its last row.
-        first = jax.tree.map(lambda x: x[0], maps)
-        addend = state_maps.apply(first.factor, grad_ends) + first.addend
-        own = maps._replace(addend=jnp.concatenate([addend[None], maps.addend[1:]]))
-        start = start + _entering(call, own, links, is_mirrored=True)
-    behind, _ = state_maps.states(maps, start)
-    behind = behind[::-1].reshape(-1, *behind.shape[3:])
-    found = kernel.backward(rows, kept, before, grad_out, behind)
+    mirror = call.kernel.mirror(rows, kept, grad_out)
+    maps = StateMap(factor, mirror).mirrored(mirror)
+    whole = fragments.whole(maps, is_mirrored=True)
+    # The gradient of a fragment's own end enters behind it.
+    own = apply(whole.factor, grad_ends) + whole.addend
+    with SCOPE(call.scope):
+        start = fragments.entering(
+            whole._replace(addend=own), call.axis_name, is_mirrored=True
+        )
+    behind, _ = fragments.states(maps, grad_ends + start, is_mirrored=True)
+    found = call.kernel.backward(rows, kept, before, grad_out, behind)
     return found.replace(begins=None), None
 
 
@@ -158,6 +109,7 @@ def state_scan(
     beta: Array | None = None,
     scale: float | None = None,
     return_state: bool = False,
+    most_fragments: int = 8,
     lane: str | None = None,
     backend: str | None = None,
 ) -> Any:
@@ -188,6 +140,9 @@ def state_scan(
       beta: (B, T, N) floating, for kernels that take it.
       scale: Python number that multiplies the queries. If None, ``1 / sqrt(K)``.
       return_state: whether to return the state behind the sequence as well.
+      most_fragments: of a :func:`document_layout`: how many pieces of cut documents a
+        rank may hold, and sends the map of. Each document that is cut gives a rank two.
+        If one holds more, results are NaN on all ranks.
       lane: which communicator carries the bytes. If None, the default lane.
       backend: what moves the bytes. If None, the backend of the platform.
 
@@ -222,30 +177,39 @@ def state_scan(
         tokens, layout = held_tokens(
             tokens, arrays["value"], axis_name, _WHAT, "value", "tokens"
         )
-        fragments = Fragments.of(layout, kernel.chunk, _WHAT)
         ids, is_real = documents_of(
             tokens, layout, arrays["value"].shape[:2], axis_name, _WHAT
         )
+        fragments = _fragments_of(layout, ids, kernel, most_fragments, axis_name)
         is_right = are_right(tokens, layout, axis_name, _WHAT)
+        if isinstance(fragments, DealtFragments):
+            served = fragments.are_served
+            is_right = served if is_right is None else is_right & served
         everything = vary_alike((arrays, ids, is_real, is_right), named)
         arrays, ids, is_real, is_right = everything
         arrays["value"] = poison_unless(is_right, arrays["value"])
         rows = _rows(kernel, arrays, ids, is_real, scale, fragments)
-        links = None
-        if ids is not None and len(fragments.order) > 1:
-            links = fragments.links(ids, axis_name)
+        if ids is not None:
+            fragments = fragments.with_links(ids, axis_name)
         asked = f"{_WHAT}({kernel!r}, schedule={layout.schedule.name!r})"
         scope = dataclasses.replace(named.scope, part_of=asked)
-        call = _Call(kernel, fragments, axis_name, scope)
-        out, states = _scan_compiled(call, rows, links)
+        call = _Call(kernel, axis_name, scope)
+        out, states = _scan_compiled(call, rows, fragments)
         out = fragments.join(out).astype(arrays["value"].dtype)
         if is_real is not None:
             out = jnp.where(is_real[..., None, None], out, 0)
         out = poison_unless(is_right, out)
-        state = _last_state(states, fragments, axis_name) if return_state else None
+        state = fragments.last(states, axis_name) if return_state else None
     if not had_batch:
         out, state = jax.tree.map(lambda x: x[0], (out, state))
     return (out, state) if return_state else out
+
+
+def _fragments_of(layout: Layout, ids, kernel, most, axis_name):
+    if layout.is_static:
+        return Fragments.of(layout, kernel.chunk, _WHAT)
+    most = checked_most(most, _WHAT)
+    return DealtFragments.of(layout, ids, kernel.chunk, most, axis_name, _WHAT)
 
 
 def _checked(kernel, query, key, value, gate, beta):
@@ -315,7 +279,7 @@ def _rows(kernel, arrays, ids, is_real, scale, fragments: Fragments) -> StateRow
             arrays[name] = jnp.where(real, x, 0)
     if ids is None:
         begins = jnp.zeros(arrays["value"].shape[:2], bool)
-        begins = state_maps.varying_like(begins, arrays["value"])
+        begins = varying_like(begins, arrays["value"])
     else:
         begins = fragments.begins(ids)
     cut = {name: fragments.cut(x) for name, x in arrays.items()}
@@ -325,10 +289,3 @@ def _rows(kernel, arrays, ids, is_real, scale, fragments: Fragments) -> StateRow
         cut["query"], cut["key"], cut["value"], cut["gate"], cut.get("beta"),
         fragments.cut(begins), scale,
     )  # fmt: skip
-
-
-def _last_state(states, fragments: Fragments, axis_name):
-    """Return the state behind the last fragment of all, on all ranks."""
-    rank, last = divmod(fragments.order[-1], fragments.count)
-    is_last = jax.lax.axis_index(axis_name) == rank
-    return psum(jnp.where(is_last, states[last], 0), axis_name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, segment_ids
+from jaxcomm.attention import causal_halo, document_layout, segment_ids
 
 SPLIT = jax.P(None, "i")
 
@@ -21,6 +21,8 @@ SPLIT = jax.P(None, "i")
         # Fragments of one token and two, and a border in each document.
         ("zigzag", 8, 21, 4, (5, 11, 2, 1)),
         ("striped", 1, 9, 1, (4, 5)),
+        ("documents", 4, 40, 3, (25, 1, 9, 5)),
+        ("documents", 3, 23, 5, (14, 4, 4, 1)),
     ],
 )
 def test_equals_a_shift_of_the_whole_sequence(schedule, size, length, width, lengths):
@@ -39,7 +41,11 @@ def test_equals_a_shift_of_the_whole_sequence(schedule, size, length, width, len
             if run[t] == run[t - i - 1] and ids[t] >= 0:
                 expected[:, t, i] = x[:, t - i - 1]
                 of_x[:, t - i - 1] += grad[:, t] * taps[i]
-    layout = jaxcomm.Layout(schedule, size, length)
+    layout = (
+        document_layout(lengths, size)
+        if schedule == "documents"
+        else jaxcomm.Layout(schedule, size, length)
+    )
     (x, grad), tokens = layout.reorder(
         (x, grad), segment_ids=None if lengths is None else ids
     )

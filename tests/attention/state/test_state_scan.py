@@ -15,6 +15,8 @@ from jaxcomm.attention import (
     KimiDelta,
     Mamba2,
     StateKernel,
+    document_layout,
+    segment_ids,
     state_scan,
 )
 from jaxcomm.attention.state import exchange
@@ -163,6 +165,29 @@ def check(seed):
     # Float32 sums of 83 tokens. Small gradients of strong gates are sums of larger
     # terms.
     assert error < 2e-5, (seed, kernel, layout, kind, data, strength, gathered)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        (2, [[9, 1, 30, 1, 2], [43]]),
+        (4, [[40, 3, 1, 20, 1, 1, 5], [1, 30, 8, 8, 8, 8, 8]]),
+        pytest.param(8, [[1] * 64, [60, 4]], marks=pytest.mark.thorough),
+        pytest.param(3, [[50, 2, 33], [17] * 5], marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_documents_are_dealt_anywhere(size, rows, of_rows):
+    """One order of all sequences, whose documents differ, or one of each."""
+    lengths = [np.asarray(row) for row in rows]
+    layout = document_layout(rows if of_rows else rows[0], size)
+    length = layout.length
+    ids = np.stack([segment_ids(row) for row in lengths])
+    ids[1, -2:] = -1
+    for kernel in (GatedDelta(2), Mamba2(2))[: 1 + of_rows]:
+        arrays, *grads = drawn(kernel, length)
+        found = run(kernel, layout, arrays, grads, ids, most_fragments=16)
+        assert worst(found, recurrence(arrays, ids, 4**-0.5, *grads)) < 1e-5
 
 
 @pytest.mark.parametrize("seed", range(6))
