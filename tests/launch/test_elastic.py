@@ -134,6 +134,8 @@ if i == 2:
     forever()
 print("traces", hear("traced"))
 smaller = jaxcomm.shrink(mesh, "i", timeout=EXPIRES_SECONDS)
+# While the job goes on, not at its end.
+until(lambda: not is_running(pids[1]), "the end of process 1")
 print("process", i, "goes on with", smaller.size)
 """,
         processes=3,
