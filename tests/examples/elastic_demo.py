@@ -3,17 +3,20 @@
 Each moment is "process phase time call": when a process is in a phase (a function of
 Training, or jaxcomm.shrink) for the n-th time, it is killed at the call-th function of
 Python's that it calls there, or at the end of the phase. With "late" for the call it is
-not killed: it waits until others have raised, and are about to agree who is left.
+not killed: it waits until others have raised, and are about to agree who is left. That
+they do is for another process, with "impatient": it ends its waits for the late one.
 """
 
 import functools
 import os
 import signal
 import sys
+import threading
 
 import waiting
 
 import jaxcomm
+from jaxcomm import _ffi
 from jaxcomm.communicator import store
 from language_model import __main__ as demo
 from language_model.training import Training
@@ -52,37 +55,50 @@ def deadly(function, time, call):
     return run
 
 
-def late(function, time):
-    """Returns a function that begins too late the ``time``-th time."""
+def preceded(function, time, first):
+    """Returns a function that calls another one first the ``time``-th time."""
     times = iter(range(1, time + 1))
 
     @functools.wraps(function)
     def run(*arguments, **options):
         if next(times, None) == time:
-            waiting.until(others_agree, "others raise")
+            first()
         return function(*arguments, **options)
 
     return run
 
 
+def entries(folder):
+    return store.of_job((0,)).client.key_value_dir_get(folder)
+
+
 def others_agree():
-    entries = store.of_job((0,)).client.key_value_dir_get("jaxcomm/waiting")
     return any(
         "jaxcomm/survivors" in text and key.rpartition("/")[2] != ME
-        for key, text in entries
+        for key, text in entries("jaxcomm/waiting")
     )
 
 
-if "late" in os.environ["KILLS"]:
-    # Long enough for what processes compile meanwhile.
-    seconds = 4 * waiting.EXPIRES_SECONDS
-    jaxcomm.init = functools.partial(jaxcomm.init, timeout=seconds)
+def be_late():
+    store.of_job((0,)).client.key_value_set("tests/late", ME)
+    waiting.until(others_agree, "others raise")
+
+
+def be_impatient():
+    def end_waits():
+        waiting.until(lambda: entries("tests"), "one is late")
+        waiting.until(lambda: others_agree() or _ffi.interrupt_waits(), "all raise")
+
+    threading.Thread(target=end_waits, daemon=True).start()
+
+
 for kill in filter(None, os.environ["KILLS"].split(",")):
     process, phase, time, call = kill.split()
     if process == ME:
         owner = jaxcomm if phase == "shrink" else Training
-        if call == "late":
-            made = late(getattr(owner, phase), int(time))
+        known = {"late": be_late, "impatient": be_impatient}
+        if call in known:
+            made = preceded(getattr(owner, phase), int(time), known[call])
         else:
             made = deadly(getattr(owner, phase), int(time), int(call))
         setattr(owner, phase, made)
