@@ -13,14 +13,19 @@ import numpy as np
 
 import jaxcomm
 from jaxcomm.attention import (
+    GatedDelta,
+    KimiDelta,
+    Mamba2,
     Strategy,
     attention_fn,
+    causal_halo,
     combine,
     compare_strategies,
     document_layout,
     document_work,
     relayout,
     segment_ids,
+    state_scan,
 )
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import Block
@@ -78,6 +83,67 @@ def attend(query=None, key=None, value=None, axis_name="context", **options):
     value = key if value is None else value
     options = {"axis_name": axis_name, "tokens": HELD} | options
     return on_four(functools.partial(ring_attention, **options), query, key, value)
+
+
+def scanned(*shapes, kernel=None, dtype=jnp.float32, gate=None, beta=None, **options):
+    """Run a recurrent layer of four ranks, by the shapes of what they hold together."""
+    query, value = (*shapes, (1, 8, 2, 4), (1, 8, 2, 4))[:2]
+    kernel = GatedDelta() if kernel is None else kernel
+    gate = x(*value[:3]) if gate is None else gate
+    options = {"tokens": HELD, "axis_name": "context", "kernel": kernel} | options
+    of_beta = x(*value[:3]) if beta is None else beta
+
+    def layer(query, value, gate, beta):
+        given = None if beta.ndim == 0 else beta
+        return state_scan(query, query, value, gate, beta=given, **options)
+
+    arrays = x(*query, dtype=dtype), x(*value), gate, of_beta
+    split = tuple(SPLIT if a.ndim else jax.P() for a in arrays)
+    return on_four(layer, *arrays, specs=split)
+
+
+def _of_states():
+    striped = Tokens(Layout("striped", 4, 8), np.arange(2))
+    return [
+        *(("state_scan", *case) for case in (
+            ("the schedule `striped`", lambda: scanned(tokens=striped)),
+            ("a name in place of a kernel", lambda: scanned(kernel="gdn"), TypeError),
+            ("a zigzag layout in place of tokens",
+             lambda: scanned(tokens=ZIGZAG), TypeError),
+            ("a `document_layout` without segment ids",
+             lambda: scanned(tokens=OF_DOCUMENTS)),
+            ("a delta rule without `beta`", lambda: scanned(beta=x()), TypeError),
+            ("Mamba 2 with `beta`", lambda: scanned(kernel=Mamba2()), TypeError),
+            ("a gate for each channel, of a kernel with one for each head",
+             lambda: scanned(gate=x(1, 8, 2, 4))),
+            ("a gate for each head, of a kernel with one for each channel",
+             lambda: scanned(kernel=KimiDelta())),
+            ("a gate of integers",
+             lambda: scanned(gate=x(1, 8, 2, dtype=jnp.int32)), TypeError),
+            ("queries of another dtype",
+             lambda: scanned(dtype=jnp.bfloat16), TypeError),
+            ("2 heads of value for 3 of key", lambda: scanned((1, 8, 3, 4))),
+            ("values of fewer tokens", lambda: scanned((1, 8, 2, 4), (1, 4, 2, 4))),
+            ("tokens of another length",
+             lambda: scanned(tokens=Tokens(Layout("zigzag", 4, 13), np.arange(4)))),
+            ("`most_fragments=0`", lambda: scanned(
+                most_fragments=0,
+                tokens=dataclasses.replace(WITH_IDS, layout=OF_DOCUMENTS.layout))),
+            ("a chunk of 48 tokens", lambda: GatedDelta(48)),
+        )),
+        *(("causal_halo", *case) for case in (
+            ("the schedule `striped`", lambda: on_four(
+                lambda a: causal_halo(a, "context", striped, 2), x(1, 8))),
+            ("`width=0`", lambda: on_four(
+                lambda a: causal_halo(a, "context", HELD, 0), x(1, 8))),
+            ("one dimension", lambda: on_four(
+                lambda a: causal_halo(a, "context", HELD, 2), x(8),
+                specs=(jax.P("context"),))),
+        )),
+        ("Layout.reorder", "`shift=-1`", lambda: ZIGZAG.reorder(x(1, 8), shift=-1)),
+        ("Layout.reorder", "`shift` of bools",
+         lambda: ZIGZAG.reorder(x(1, 8, dtype=bool), shift=1), TypeError),
+    ]  # fmt: skip
 
 
 def _of_attention():
@@ -374,3 +440,4 @@ def _of_others():
 
 REFUSALS = [Refusal("ring_attention", *case) for case in _of_attention()]
 REFUSALS += [Refusal(*case) for case in _of_others()]
+REFUSALS += [Refusal(*case) for case in _of_states()]

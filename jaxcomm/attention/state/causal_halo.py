@@ -84,10 +84,10 @@ def causal_halo(
         tokens, layout = held_tokens(tokens, x, axis_name, _WHAT, "x", "tokens")
         ids, is_real = documents_of(tokens, layout, x.shape[:2], axis_name, _WHAT)
         is_right = are_right(tokens, layout, axis_name, _WHAT)
+        if ids is None and layout.is_static:
+            real = jnp.ones((1, 1), bool) if is_real is None else is_real
+            ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
         if layout.is_static:
-            if ids is None:
-                real = jnp.ones((1, 1), bool) if is_real is None else is_real
-                ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
             x, ids, is_right = vary_alike((x, ids, is_right), named)
             fragments = Fragments.of(layout, 1, _WHAT)
             before = _shifted(x, fragments, layout, width, axis_name, 0)

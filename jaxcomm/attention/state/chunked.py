@@ -49,6 +49,12 @@ class ChunkedKernel(StateKernel):
     about as many pieces as a piece has chunks.
     """
 
+    def __post_init__(self):
+        if self.chunk < 1 or self.chunk & (self.chunk - 1):
+            raise ValueError(
+                f"{type(self).__name__}: chunk={self.chunk}. Pass a power of two."
+            )
+
     @abc.abstractmethod
     def _chunk_of(self, rows: StateRows, kept: Any) -> tuple[Chunk, Any]:
         """Return a chunk, and what to keep of it.

@@ -78,7 +78,9 @@ def checked_most(most, what: str) -> int:
     return most
 
 
-def dealt_of(layout: Layout, ids, most: int, axis_name, what: str) -> tuple[Dealt, Any]:
+def dealt_of(
+    layout: Layout, ids: Any, most: int, axis_name, what: str
+) -> tuple[Dealt, Any]:
     """Return what the tokens of all ranks are, and of all sequences their order.
 
     Args:
@@ -177,11 +179,10 @@ class DealtFragments:
             )  # fmt: skip
 
         found = jax.vmap(one)(dealt)
-        slots, places, new, *others, final, served = (
-            x if x.dtype == bool else x.astype(jnp.int32) for x in found
-        )
-        others = (jnp.moveaxis(x, 0, 1) for x in others)
-        return cls(rows, length, slots, places, new, *others, final, served.all())
+        found = [x if x.dtype == bool else x.astype(jnp.int32) for x in found]
+        by_sequence, of_all, (final, served) = found[:3], found[3:-2], found[-2:]
+        of_all = [jnp.moveaxis(x, 0, 1) for x in of_all]
+        return cls(rows, length, *by_sequence, *of_all, final, served.all())  # pyright: ignore[reportCallIssue]
 
     def begins(self, ids):
         """Return where a document begins, bool (B, T)."""

@@ -33,12 +33,6 @@ class GatedDelta(ChunkedKernel):
     has_beta = True
     chunk: int = 64
 
-    def __post_init__(self):
-        if self.chunk < 1 or self.chunk & (self.chunk - 1):
-            raise ValueError(
-                f"{type(self).__name__}: chunk={self.chunk}. Pass a power of two."
-            )
-
     def _chunk_of(self, rows, kept):
         dtype, scale = rows.key.dtype, rows.scale
         decays = Decays.of(rows.gate, rows.begins)

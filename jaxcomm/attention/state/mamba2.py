@@ -16,7 +16,7 @@ class Mamba2(ChunkedKernel):
     Source: Dao and Gu, Transformers are SSMs, 2024.
 
     Attributes:
-      chunk: tokens of a step.
+      chunk: tokens of a step, a power of two.
     """
 
     name = "mamba2"

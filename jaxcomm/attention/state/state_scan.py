@@ -47,7 +47,7 @@ class _Call(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(call: _Call, rows: StateRows, fragments: Fragments):
+def _scan(call: _Call, rows: StateRows, fragments):
     """Run over the rows of a rank.
 
     Args:
@@ -63,7 +63,7 @@ def _scan(call: _Call, rows: StateRows, fragments: Fragments):
 
 
 @promotes_ranks
-def _forward(call: _Call, rows: StateRows, fragments: Fragments):
+def _forward(call: _Call, rows: StateRows, fragments):
     maps, kept = call.kernel.summary(rows)
     with SCOPE(call.scope):
         start = fragments.entering(fragments.whole(maps), call.axis_name)
@@ -173,6 +173,7 @@ def state_scan(
     axis_name = named.axes[0] if len(named.axes) == 1 else named.axes
     arguments.check_axes(named.axes, _WHAT)
     had_batch, arrays = _checked(kernel, query, key, value, gate, beta)
+    arguments.check_are_split(_WHAT, named.axes, value=arrays["value"])
     with SCOPE(named.scope):
         tokens, layout = held_tokens(
             tokens, arrays["value"], axis_name, _WHAT, "value", "tokens"
@@ -267,7 +268,7 @@ def _checked(kernel, query, key, value, gate, beta):
     return had_batch, arrays
 
 
-def _rows(kernel, arrays, ids, is_real, scale, fragments: Fragments) -> StateRows:
+def _rows(kernel, arrays, ids, is_real, scale, fragments) -> StateRows:
     """Return the arrays of a rank as rows, with zeros for padding."""
     of_sums = sum_dtype(arrays["value"].dtype)
     arrays["gate"] = jnp.maximum(arrays["gate"].astype(of_sums), _FORGOTTEN)

@@ -42,7 +42,7 @@ def test_equals_a_shift_of_the_whole_sequence(schedule, size, length, width, len
                 expected[:, t, i] = x[:, t - i - 1]
                 of_x[:, t - i - 1] += grad[:, t] * taps[i]
     layout = (
-        document_layout(lengths, size)
+        document_layout(lengths or (), size)
         if schedule == "documents"
         else jaxcomm.Layout(schedule, size, length)
     )

@@ -98,8 +98,7 @@ def run(kernel, layout, arrays, grads, ids=None, data=1, **options):
         return *found, vjp((of_out, of_state))[0]
 
     dtype = x["value"].dtype
-    of_state = grad_state.astype(jnp.promote_types(dtype, jnp.float32))
-    out, state, found = program(x, tokens, of_out.astype(dtype), of_state)
+    out, state, found = program(x, tokens, of_out.astype(dtype), grad_state)
     return tokens.restore(out), state, tokens.restore(found)
 
 
@@ -179,15 +178,107 @@ def check(seed):
 @pytest.mark.parametrize("of_rows", [False, True])
 def test_documents_are_dealt_anywhere(size, rows, of_rows):
     """One order of all sequences, whose documents differ, or one of each."""
-    lengths = [np.asarray(row) for row in rows]
     layout = document_layout(rows if of_rows else rows[0], size)
     length = layout.length
-    ids = np.stack([segment_ids(row) for row in lengths])
+    ids = np.stack([segment_ids(row) for row in rows])
     ids[1, -2:] = -1
     for kernel in (GatedDelta(2), Mamba2(2))[: 1 + of_rows]:
         arrays, *grads = drawn(kernel, length)
         found = run(kernel, layout, arrays, grads, ids, most_fragments=16)
         assert worst(found, recurrence(arrays, ids, 4**-0.5, *grads)) < 1e-5
+
+
+def test_more_pieces_of_documents_than_are_sent_are_nan():
+    """On the ranks that hold fewer too."""
+    layout = document_layout([40, 3, 1, 20, 1, 1, 5], 4)
+    ids = segment_ids([40, 3, 1, 20, 1, 1, 5])
+    arrays, *grads = drawn(Mamba2(2), layout.length)
+    found = run(Mamba2(2), layout, arrays, grads, ids, most_fragments=1)
+    assert all(np.isnan(x).all() for x in jax.tree.leaves(found[:2]))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        GatedDelta(8),
+        pytest.param(KimiDelta(8), marks=pytest.mark.thorough),
+        pytest.param(Mamba2(8), marks=pytest.mark.thorough),
+    ],
+)
+def test_errors_in_bfloat16_do_not_grow_with_the_ranks(kernel):
+    arrays, *grads = drawn(kernel, 256, batch=1)
+    arrays = {
+        name: x if name in ("gate", "beta") else x.astype(jnp.bfloat16)
+        for name, x in arrays.items()
+    }
+    exact = recurrence(arrays, np.zeros((1, 256), int), 4**-0.5, *grads)
+    errors = []
+    for size in (2, 8):
+        found = run(kernel, jaxcomm.Layout("zigzag", size, 256), arrays, grads)
+        error = jax.tree.map(lambda x, y: np.float64(x) - y, found, exact)
+        errors.append([np.linalg.norm(of) for of in jax.tree.leaves(error)])
+    for two, eight in zip(*errors, strict=True):
+        assert eight <= 1.2 * two, errors
+
+
+def test_gradients_of_gradients_are_those_of_the_recurrence():
+    """Along a direction, against differences of gradients in float64."""
+    kernel, ids = GatedDelta(4), np.repeat([0, 1], [7, 9])[None]
+    arrays, *grads = drawn(kernel, 16, batch=1)
+    along, _, _ = drawn(kernel, 16, batch=1, seed=1)
+    layout = jaxcomm.Layout("zigzag", 2, 16)
+    (x, way, of_out), tokens = layout.reorder(
+        (arrays, along, grads[0]), segment_ids=ids
+    )
+
+    @functools.partial(jax.shard_map, mesh=mesh_of(2), in_specs=SPLIT, out_specs=SPLIT)
+    def layer(x, tokens):
+        return state_scan(
+            x["query"], x["key"], x["value"], x["gate"], "context", tokens,
+            kernel=kernel, beta=x["beta"],
+        )  # fmt: skip
+
+    def slope(x):
+        grad = jax.grad(lambda x: (layer(x, tokens) * of_out).sum())(x)
+        products = jax.tree.map(lambda a, b: (a * b).sum(), grad, way)
+        return sum(jax.tree.leaves(products))
+
+    found = tokens.restore(jax.jit(jax.grad(slope))(jax.tree.map(jnp.asarray, x)))
+    step = 1e-5
+    ahead, back = (
+        recurrence(
+            {name: np.float64(of) + by * along[name] for name, of in arrays.items()},
+            ids, 4**-0.5, grads[0], np.zeros((1, 2, 4, 3)),
+        )[2]
+        for by in (step, -step)
+    )  # fmt: skip
+    expected = jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, back)
+    assert worst(found, expected) < 1e-4
+
+
+def test_what_travels_does_not_depend_on_the_length():
+    """One gather of maps each way, and the ids beside the borders of fragments."""
+
+    def sent(length):
+        layout = jaxcomm.Layout("zigzag", 4, length)
+        arrays, grads, _ = drawn(GatedDelta(4), length)
+        ids = np.arange(length)[None] // 5
+        (x, _), tokens = layout.reorder((arrays, grads), segment_ids=ids.repeat(2, 0))
+
+        def loss(x, tokens):
+            out = jax.shard_map(
+                lambda x, tokens: state_scan(
+                    x["query"], x["key"], x["value"], x["gate"], "context", tokens,
+                    kernel=GatedDelta(4), beta=x["beta"],
+                ),
+                mesh=mesh_of(4), in_specs=SPLIT, out_specs=SPLIT,
+            )(x, tokens)  # fmt: skip
+            return out.sum()
+
+        plan = jaxcomm.plan(mesh_of(4), jax.value_and_grad(loss), x, tokens)
+        return [(row.call.name, row.call.operands, row.times) for row in plan.calls]
+
+    assert sent(32) == sent(128)
 
 
 @pytest.mark.parametrize("seed", range(6))
