@@ -1,16 +1,18 @@
-"""Causal attention by each strategy against the ring, and what "auto" chooses."""
+"""Causal attention by each strategy and by "auto", on all GPUs and on two."""
 
+import concurrent.futures
+import dataclasses
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
 
 import jaxcomm
-from bench.gpu import sizes
-from bench.gpu.attention import (
-    SPLIT,
-    attend_in_zigzag,
-    forward_and_backward,
-    random_block,
-)
+from bench.gpu import masks, sizes
+from bench.gpu.attention import SPLIT, random_block
+from bench.gpu.one_kernel import best_kernel, one_kernel
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
 from jaxcomm.attention.strategies.strategy import Strategy
@@ -18,51 +20,154 @@ from jaxcomm.attention.strategies.ulysses import Usp
 
 # What "auto" may lose against the fastest.
 _LEAST_OF_AUTO = 0.97
+# In one program, each with keys of its own, as a model has them.
+_LAYERS = 8
+_ROUNDS = 5
+_DOCUMENTS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Attention by several programs.
+
+    Attributes:
+      name: what it is.
+      by: attention inside ``shard_map``, by what it is called.
+      lengths: of documents, or ().
+      layers: in one program.
+      auto: which of the programs is what "auto" takes, or None.
+    """
+
+    name: str
+    by: dict[str, Callable]
+    lengths: tuple[int, ...] = ()
+    layers: int = _LAYERS
+    auto: str | None = None
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
-    """Yields figures for each length, forward and then with backward."""
-    jaxcomm.init(timer.mesh, "i")
-    for tokens in timer.sizes.tokens:
-        yield from _of_length(timer, tokens)
+    """Yields seconds of a layer, against one kernel over the whole divided by ranks."""
+    rounds = min(timer.sizes.rounds, _ROUNDS)
+    timer = dataclasses.replace(
+        timer, sizes=dataclasses.replace(timer.sizes, rounds=rounds)
+    )
+    timers = [timer]
+    if timer.size > 2 and jax.process_count() == 1:
+        auto = (jax.sharding.AxisType.Auto,)
+        pair = jax.make_mesh(
+            (2,), ("i",), auto, devices=list(timer.mesh.devices.flat)[:2]
+        )
+        timers.append(dataclasses.replace(timer, mesh=pair))
+    for each in timers:
+        jaxcomm.init(each.mesh, "i")
+        for tokens in each.sizes.tokens:
+            yield from _of_case(each, tokens, _causal(each, tokens))
+        longest = max(each.sizes.tokens)
+        yield from _of_case(each, longest, _documents(longest))
 
 
-def _of_length(timer, tokens):
+def _causal(timer, tokens) -> _Case:
     heads, key_heads, size = timer.sizes.heads
-    block = random_block(timer, tokens)
-    calls = sizes.calls_in_a_round(tokens)
     compare = functools.partial(
         jaxcomm.attention.compare_strategies,
         jaxcomm.Layout("zigzag", timer.size, tokens),
         heads=heads, key_heads=key_heads, head_size=size, is_causal=True,
     )  # fmt: skip
-    others = strategies_of(compare, timer.size)
-    for what, transform in (
-        ("forward", lambda f: f),
-        ("forward and backward", forward_and_backward),
-    ):
-        name = f"causal attention {sizes.length(tokens)}, {what}"
+    strategies = {"ring": "ring", **strategies_of(compare, timer.size)}
+    by = {
+        name: functools.partial(masks.attend, schedule="zigzag", strategy=strategy)
+        for name, strategy in strategies.items()
+    }
+    name = f"causal {sizes.length(tokens)}"
+    return _Case(name, by, auto=compare().chosen)
 
-        def by(strategy, transform=transform):
-            attend = functools.partial(attend_in_zigzag, strategy=strategy)
-            return thunk(transform(timer.program(attend, SPLIT)), *block)
 
-        programs = {"ring": by("ring")}
-        seconds = {"ring": 1.0}
-        for other, strategy in others.items():
-            programs[other] = by(strategy)
-            figure = timer.compare(
-                f"{name}, {other}", programs[other], "ring", programs["ring"],
-                calls=calls,
+def _documents(tokens) -> _Case:
+    lengths = masks.log_normal_lengths(tokens, _DOCUMENTS)
+    by = {
+        f"{schedule} {strategy}": functools.partial(
+            masks.attend, schedule=schedule, strategy=strategy, lengths=lengths
+        )
+        for schedule, strategy in (("documents", "ring"), ("contiguous", "all_gather"))
+    }
+    name = f"{_DOCUMENTS} documents in {sizes.length(tokens)}"
+    return _Case(name, by, lengths, layers=1)
+
+
+def _of_case(timer, tokens, case):
+    query, *_ = random_block(timer, tokens)
+    keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(case.layers)]
+    given = query, keys
+    is_first = jax.process_index() == 0
+    alone = jax.tree.map(
+        lambda x: timer.random_alone(x.shape, "bfloat16") if is_first else None, given
+    )
+    kernel = best_kernel(timer, needs_documents=bool(case.lengths))
+    parts = 1 if timer.shares_gpu else timer.size
+    limit = f"one {kernel} kernel over the whole sequence, divided by {parts}"
+    one = one_kernel(kernel, case.lengths)
+    mine = {
+        name: timer.program(_layered(attend), (SPLIT, SPLIT))
+        for name, attend in case.by.items()
+    }
+    mine[limit] = _layered(one)
+    programs = {
+        (what, name): (transform(each), alone if name == limit else given)
+        for what, transform in (("forward", jax.jit), ("with gradients", _gradients))
+        for name, each in mine.items()
+        if is_first or name != limit
+    }
+    compiled = _compiled(programs)
+    for what in ("forward", "with gradients"):
+        calls = {name: compiled.get((what, name)) for name in mine}
+        calls_in_a_round = max(1, min(8, 2**15 // tokens))
+        seconds = {
+            name: of / case.layers
+            for name, of in timer.by_turns(
+                calls, calls_in_a_round, alone=[limit]
+            ).items()
+        }
+        seconds[limit] /= parts
+        name = f"{timer.size} GPUs, {case.name}, {what}"
+        for by in case.by:
+            ratio = seconds[limit] / seconds[by]
+            yield Figure(f"{name}, {by}", seconds[by], limit, seconds[limit], ratio)
+        if case.auto:
+            fastest = min(case.by, key=lambda by: seconds[by])
+            times = seconds[case.auto], seconds[fastest]
+            yield Figure(
+                f"{name}, auto ({case.auto})", times[0],
+                f"{fastest}, the fastest", times[1], times[1] / times[0],
+                _LEAST_OF_AUTO,
             )  # fmt: skip
-            yield figure
-            seconds[other] = 1 / min(timer.agree(figure.ratio))
-        fastest = min(seconds, key=lambda of: seconds[of])
-        yield timer.compare(
-            f"{name}, auto ({compare().chosen})", by("auto"),
-            f"{fastest}, the fastest", programs[fastest],
-            calls=calls, least=_LEAST_OF_AUTO,
-        )  # fmt: skip
+
+
+def _layered(attend):
+    """Returns several attentions, each of the last one's output and keys of its own."""
+
+    def run(query, keys):
+        for key, value in keys:
+            query = attend(query, key, value)
+        return query
+
+    return run
+
+
+def _gradients(function):
+    def loss(*given):
+        return function(*given).astype("float32").sum()
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1)))
+
+
+def _compiled(programs) -> dict[Any, Callable[[], Any]]:
+    """Returns thunks of programs and what they are given, compiled all at once."""
+    lowered = {name: f.lower(*given) for name, (f, given) in programs.items()}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(
+            zip(lowered, pool.map(lambda x: x.compile(), lowered.values()), strict=True)
+        )
+    return {name: thunk(found[name], *programs[name][1]) for name in programs}
 
 
 def strategies_of(compare, size: int) -> dict[str, str | Strategy]:

@@ -98,10 +98,32 @@ class Timer:
           alone: whether theirs is for the first process alone; others wait.
           share: the part of their time to compare with.
         """
-        calls = min(calls or self.sizes.calls, self.sizes.calls)
-        waits = alone and jax.process_index() != 0
+        waiting = (1,) if alone else ()
+        mine, other = self._samples((ours, theirs), calls, waiting)
+        other = [share * x for x in other]
+        return Figure(
+            name, statistics.median(mine), peer, statistics.median(other),
+            timing.median_ratio(other, mine), least,
+        )  # fmt: skip
 
-        def seconds(call, waits=False):
+    def by_turns(self, thunks, calls=None, *, alone=()) -> dict[str, float]:
+        """Returns the median seconds of each thunk, by name; timed in turns.
+
+        Args:
+          thunks: by name.
+          calls: as in :meth:`compare`.
+          alone: the names of those that are for the first process alone.
+        """
+        names = list(thunks)
+        waiting = tuple(map(names.index, alone))
+        found = self._samples(tuple(thunks.values()), calls, waiting)
+        return dict(zip(names, map(statistics.median, found), strict=True))
+
+    def _samples(self, thunks, calls, alone) -> list[list[float]]:
+        """Returns seconds of each thunk in each round; ``alone`` are numbers."""
+        calls = min(calls or self.sizes.calls, self.sizes.calls)
+
+        def seconds(call, waits):
             self.agree(None)
             if waits:
                 return 1.0
@@ -113,19 +135,16 @@ class Timer:
             jax.block_until_ready(out)
             return (time.perf_counter() - begun) / calls
 
-        mine, other = [], []
+        found = [[] for _ in thunks]
         for turn in range(-1, self.sizes.rounds):
-            samples = seconds(ours), share * seconds(theirs, waits)
-            # The first compiles and warms up.
-            if turn >= 0:
-                mine.append(samples[0])
-                other.append(samples[1])
+            for i, call in enumerate(thunks):
+                sample = seconds(call, i in alone and jax.process_index() != 0)
+                # The first compiles and warms up.
+                if turn >= 0:
+                    found[i].append(sample)
         # Nobody begins something else while the first process is at it.
         self.agree(None)
-        return Figure(
-            name, statistics.median(mine), peer, statistics.median(other),
-            timing.median_ratio(other, mine), least,
-        )  # fmt: skip
+        return found
 
 
 def _random(shape, dtype, sharding):
