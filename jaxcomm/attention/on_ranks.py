@@ -62,7 +62,7 @@ def _forward(call: AttentionCall, inputs: Inputs, sinks, is_right):
         # A sink is a key that every row sees, with a value of zeros.
         of_sinks = jnp.broadcast_to(sinks, lse.shape)
         out = out.astype(lse.dtype)
-        out, lse = merge(out, lse, jnp.zeros_like(out), of_sinks)
+        out, lse = merge((out, lse), (jnp.zeros_like(out), of_sinks))
     out, lost = rounded(call, inputs, out)
     if not _all_see_themselves(call, out):
         out = poison_unless(is_right, out)

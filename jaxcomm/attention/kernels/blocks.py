@@ -136,7 +136,7 @@ class BlockPair:
                 found.append(tile)
             if not found:
                 return tuple(map(jnp.full_like, attended[0], nothing))
-            return functools.reduce(lambda a, b: merge(*a, *b), found)
+            return merge(*found)
 
         parts = [part(place) for place in range(length // self.shape[0])]
         outs, lses = zip(*parts, strict=True)

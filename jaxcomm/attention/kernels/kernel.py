@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -175,36 +176,38 @@ def is_empty(lse):
     return lse <= jnp.finfo(lse.dtype).min
 
 
-def merge(out_a, lse_a, out_b, lse_b):
-    """Merge two partial attentions of the same queries, without NaN for empty rows.
+def merge(*parts):
+    """Merge partial attentions of the same queries, without NaN for empty rows.
 
-    With m = max(lse_a, lse_b), taken as 0 where both are -inf, and w = exp(lse - m):
-    lse = m + log(w_a + w_b) and out = (w_a out_a + w_b out_b) / (w_a + w_b). Forms
-    built from a sigmoid of the difference give NaN where both sides are -inf.
+    With m the largest lse, taken as 0 where all are -inf, and w_i = exp(lse_i - m): lse
+    = m + log(sum of w_i) and out = sum of w_i out_i / sum of w_i. Forms built from a
+    sigmoid of the difference give NaN where both sides are -inf.
 
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
 
     Args:
-      out_a, out_b: (..., D) float32, normalized outputs over each set of keys.
-      lse_a, lse_b: (...) float32, logarithms of the sums of exp(score); -inf where a
+      parts: pairs (out, lse). Out: (..., D) float32, normalized outputs over each set
+        of keys. Lse: (...) float32, logarithms of the sums of exp(score); -inf where a
         row saw no key.
 
     Returns:
       (out, lse) of the same shapes; rows that saw no key give 0 and -inf.
 
     >>> lse = jnp.array([0.0])
-    >>> merge(jnp.array([[1.0]]), lse, jnp.array([[3.0]]), lse)
+    >>> merge((jnp.array([[1.0]]), lse), (jnp.array([[3.0]]), lse))
     (Array([[2.]], dtype=float32), Array([0.6931472], dtype=float32))
     """
-    largest = jnp.maximum(lse_a, lse_b)
+    outs, lses = zip(*parts, strict=True)
+    largest = functools.reduce(jnp.maximum, lses)
     top = jnp.where(jnp.isneginf(largest), 0, largest)
-    weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)
-    total = at_least_half(weight_a + weight_b)
+    weights = [jnp.exp(lse - top) for lse in lses]
+    total = at_least_half(functools.reduce(jnp.add, weights))
     share = 1 / total
     # On a GPU XLA would compute them anew for every element of out.
-    shares = jax.lax.optimization_barrier((weight_a * share, weight_b * share))
-    share_a, share_b = (share[..., None] for share in shares)
-    return share_a * out_a + share_b * out_b, largest + jnp.log(total)
+    shares = jnp.stack([weight * share for weight in weights])
+    shares = jax.lax.optimization_barrier(shares)[..., None]
+    terms = [x * out for x, out in zip(shares, outs, strict=True)]
+    return functools.reduce(jnp.add, terms), largest + jnp.log(total)
 
 
 def at_least_half(total):
@@ -287,7 +290,7 @@ class Kernel(abc.ABC):
           hop: as in :meth:`forward`.
           merged: (out, lse) over other keys, in ``hop.sum_dtype``.
         """
-        return merge(*merged, *self.forward(hop))
+        return merge(merged, self.forward(hop))
 
     def backward_onto(self, hop: Hop, saved: Saved, total: Any) -> Grads:
         """Return the gradients, with that of the queries added to ``total``."""

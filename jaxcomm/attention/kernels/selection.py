@@ -105,9 +105,21 @@ def is_flash(hop: Hop) -> bool:
 
     A program may be lowered for others, where another kernel does.
     """
-    if hop.kernels[0] != FLASH or not gpus.are_of_mesh():
-        return False
-    return FLASH.why_not(hop.replace(platform="cuda")) is None
+    return _at_hand(hop) == FLASH
+
+
+def rounds(hop: Hop) -> bool:
+    """Say whether a kernel that rounds its results computes a hop on these GPUs."""
+    kernel = _at_hand(hop)
+    return kernel is not None and kernel.rounds
+
+
+def _at_hand(hop: Hop) -> Kernel | None:
+    """Return what computes a hop on the GPUs at hand; None if the mesh has none."""
+    if not gpus.are_of_mesh():
+        return None
+    hop = hop.replace(platform="cuda")
+    return next((x for x in hop.kernels if _why_not(x, hop, "unknown") is None), None)
 
 
 def unpacked(hop: Hop) -> Hop:

@@ -292,7 +292,8 @@ class _Border:
         rows, row_lse = self._compute(hop_forward, behind, 1)
         row_lse = jnp.where(self.is_first, -jnp.inf, row_lse)
         own_rows, own_lse = self.of_rows((out, lse))
-        rows, row_lse = merge(own_rows.astype(lse.dtype), own_lse, rows, row_lse)
+        own_rows = own_rows.astype(lse.dtype), own_lse
+        rows, row_lse = merge(own_rows, (rows, row_lse))
         # Rounded before: what was computed is written once, and the rows over it.
         return self.with_rows(out.astype(dtype), rows), self.with_rows(lse, row_lse)
 

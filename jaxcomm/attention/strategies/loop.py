@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.blocks import BlockPair
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.kernels.selection import unpacked
+from jaxcomm.attention.kernels.selection import rounds, unpacked
 from jaxcomm.attention.strategies.hops import (
     distances,
     hop_of_block,
@@ -22,8 +21,8 @@ from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, k
 from jaxcomm.collectives.split_phase import ring_shift_start
 from jaxcomm.compat import gpus
 
-# Of an unrolled ring, hops whose results wait to be summed at once.
-_SUMMED_HOPS = 4
+# Bytes of results of hops that wait to be added up at once.
+_HELD = 2**28
 # Rings of at most so many ranks are no loop on a GPU.
 _UNROLLED_RANKS = 8
 
@@ -39,7 +38,8 @@ class Loop:
       own_block: the keys to begin with.
       is_unpacked: whether it is a way of a pass that is chosen elsewhere.
       unrolls: whether the hops are no loop of the program.
-      parts: in how many parts the queries are merged.
+      keeps_parts: whether results of hops are added up by one kernel at the end, and
+        not by one for each hop. They are rounded, so this reads less, too.
     """
 
     def __init__(self, width: int, call: AttentionCall, inputs: Inputs):
@@ -55,11 +55,7 @@ class Loop:
             self.others = hop_of_others(call, inputs, width)
         is_kernel = gpus.are_of_mesh() and self.others.kernels[0].name != "xla"
         self.unrolls = is_kernel and self.members <= _UNROLLED_RANKS
-        queries, keys = inputs.query.shape[1], inputs.key.shape[1]
-        choice = None
-        if self.unrolls:
-            choice = BlockPair.of(self.others.blocks, queries, keys)
-        self.parts = 1 if choice is None else queries // choice.shape[0]
+        self.keeps_parts = self.unrolls and rounds(self.others)
 
     @property
     def hops(self) -> tuple[Hop, ...]:
@@ -139,6 +135,25 @@ class Loop:
             return x.astype(self.inputs.query.dtype)
         return x
 
+    def few(self, parts: list, add) -> list:
+        """Return results of hops, or what they add up to if they are large."""
+        itemsize = self.inputs.query.dtype.itemsize
+        held = sum(x.size for x in jax.tree.leaves(parts)) * itemsize
+        if len(parts) == 1 or held <= _HELD:
+            return parts
+        return [jax.lax.optimization_barrier(add(parts))]
+
+    def written(self, x, other):
+        """Return what a kernel has written of its two results, for others to wait."""
+        if self.keeps_parts:
+            return x.astype(self.inputs.query.dtype)
+        return other if other.ndim < x.ndim else completion(x)
+
+    def as_one(self, arrays):
+        """Return what travels as one array, where one kernel computes all of it."""
+        is_one = self.keeps_parts and len({x.shape for x in arrays}) == 1
+        return jnp.stack(arrays) if is_one else arrays
+
     def kept(self, block: Keys) -> Inputs:
         """Return what the backward pass needs: the inputs, with the last block."""
         key, value, ids = keep(block) if self.last else block
@@ -182,12 +197,9 @@ class Loop:
 
         if self.unrolls or (self.starts_apart and last - first < 2):
             # A GPU's loop writes every carry, and copies what travels; of one or no
-            # turn it asks the host. Here one kernel adds what several hops add, and the
-            # barrier is there lest it wait for all of them.
+            # turn it asks the host.
             for hop in range(first, last):
-                carry = body(jnp.int32(hop), carry)
-                if hop % _SUMMED_HOPS == 0:
-                    carry = jax.lax.optimization_barrier(carry)
+                carry = body(hop, carry)
             return carry
         if last - first >= 2:
             return jax.lax.fori_loop(first, last, body, carry)

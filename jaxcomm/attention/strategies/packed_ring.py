@@ -260,7 +260,7 @@ class PackedRing:
 
         def add(hop):
             sums = hop.sum_dtype
-            out, lse = merge(merged[0].astype(sums), merged[1], *hop_forward(hop))
+            out, lse = merge((merged[0].astype(sums), merged[1]), hop_forward(hop))
             return out.astype(merged[0].dtype), lse
 
         def others(of):

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.kernel import Grads, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import is_flash
 from jaxcomm.attention.strategies.hops import distances
-from jaxcomm.attention.strategies.loop import Loop, completion
+from jaxcomm.attention.strategies.loop import Loop
 from jaxcomm.attention.strategies.packed_ring import packed_ring
 from jaxcomm.attention.strategies.strategy import Cost, Strategy
 
@@ -66,54 +65,36 @@ class Ring(Strategy):
         """Return (out, lse) and the last block, by hops that any kernel computes."""
         inputs, own_block = ring.inputs, ring.own_block
 
-        def attend(block, distance, merged=None):
-            return hop_forward(ring.hop(block, distance), merged)
-
-        def in_parts(attended):
-            parts = (jnp.split(x, ring.parts, axis=1) for x in attended)
-            return list(zip(*parts, strict=True))
-
-        def attend_and_merge(merged, block, distance):
-            if ring.parts == 1:
-                return [attend(block, distance, *merged)]
-            attended = in_parts(attend(block, distance))
-            return [merge(*a, *b) for a, b in zip(merged, attended, strict=True)]
+        def attend(parts, block, distance):
+            hop = ring.hop(block, distance)
+            if parts and not ring.keeps_parts:
+                return [hop_forward(hop, parts[0])]
+            return ring.few([*parts, hop_forward(hop)], lambda parts: merge(*parts))
 
         def step(turn, carry, shift):
-            merged, block = carry
+            parts, block = carry
             arriving = ring.start(block, shift)
-            merged = attend_and_merge(
-                merged, ring.then(arriving, block), ring.distance_at(turn)
-            )
-            return merged, ring.done(arriving, after=[lse for _, lse in merged])
+            parts = attend(parts, ring.then(arriving, block), ring.distance_at(turn))
+            return parts, ring.done(arriving, after=ring.written(*parts[-1]))
 
         def own():
-            out, lse = attend(own_block, 0)
+            ((out, lse),) = attend([], own_block, 0)
             return (ring.rounded(out), lse), own_block
 
         def around(last):
-            block = own_block
             if ring.starts_apart:
                 # Outside the loop: there is nothing to merge with or to choose.
-                arriving = ring.start(block, ring.shift(0))
-                attended = attend(ring.then(arriving, block), 0)
-                after = attended[1]
-                if is_flash(ring.own):  # Of that the dimensions would be moved.
-                    after = attended[0].astype(inputs.query.dtype)
-                block = ring.done(arriving, after=after)
-                first = 1
+                carry, first = step(0, ([], own_block), ring.shift(0)), 1
             else:
                 shape = (*inputs.query.shape[:3], inputs.value.shape[3])
                 dtype = ring.own.sum_dtype
                 out = jnp.zeros_like(inputs.query, dtype, shape=shape)
-                attended = out, jnp.full_like(out[..., 0], -jnp.inf)
+                carry = [(out, jnp.full_like(out[..., 0], -jnp.inf))], own_block
                 first = 0
-            carry = in_parts(attended), block
-            merged, block = ring.for_hops(first, last, step, carry)
+            parts, block = ring.for_hops(first, last, step, carry)
             # The last hop is outside the loop: it computes and sends nothing.
-            merged = attend_and_merge(merged, block, ring.distance_at(last))
-            outs, lses = zip(*merged, strict=True)
-            out, lse = (jnp.concatenate(each, 1) for each in (outs, lses))
+            parts = attend(parts, block, ring.distance_at(last))
+            out, lse = parts[0] if len(parts) == 1 else merge(*parts)
             return (ring.rounded(out), lse), block
 
         return ring.go(around, own, seen)
@@ -147,61 +128,61 @@ class Ring(Strategy):
         if ring.is_unpacked:
             saved = saved.with_delta(ring.own)
 
-        def gradients(block, distance, total=None):
-            """Return those that stay, of queries, bias and slopes; and the block's."""
+        def gradients(total, block, distance):
+            """Return the sums that stay, and the gradients of the block.
+
+            Args:
+              total: the sums so far, or None; those of the queries are a list.
+            """
             hop = ring.hop(block, distance)
             if total is None:
                 found = hop_backward(hop, saved)
-                bias, slopes = ring.columns(found.bias, distance), found.slopes
+                query, slopes = [found.query], found.slopes
+                bias = ring.columns(found.bias, distance)
             else:
-                found = hop_backward(hop, saved, total.query)
+                onto = None if ring.keeps_parts else total.query[0]
+                found = hop_backward(hop, saved, onto)
+                before = total.query if ring.keeps_parts else []
+                query = ring.few([*before, found.query], sum)
                 bias = ring.add_columns(total.bias, found.bias, distance)
                 slopes = jax.tree.map(jnp.add, total.slopes, found.slopes)
-            of_rank = Grads(found.query, None, None, bias, slopes)
-            return of_rank, (found.key, found.value)
+            return Grads(query, None, None, bias, slopes), (found.key, found.value)
 
         def own():
-            of_rank, (key, value) = gradients(kept_block, 0)
-            return result(of_rank, key, value)
+            total, (key, value) = gradients(None, kept_block, 0)
+            return result(total, key, value)
 
         def around(last):
             arriving = ring.start(kept_block, -ring.shift(ring.last - 1))
-            of_rank, grad_block = gradients(
-                ring.then(arriving, kept_block), ring.distance_at(last)
-            )
-            block = ring.done(arriving, after=completion(grad_block))
-            carry = of_rank, grad_block, block
-            step = functools.partial(step_to, last)
-            carry = ring.for_hops(1, last, step, carry, is_backward=True)
-            of_rank, grad_block, block = carry
-            if ring.last == 1 and is_flash(ring.others):
+            block = ring.then(arriving, kept_block)
+            total, grads = gradients(None, block, ring.distance_at(last))
+            block = ring.done(arriving, after=ring.written(*grads))
+            if ring.keeps_parts:
                 # They are the kernel's, which rounds, and nothing was added.
-                grad_block = jax.tree.map(
-                    lambda x: x.astype(ring.inputs.query.dtype), grad_block
-                )
-            following = ring.start(grad_block, -ring.shift(0))
-            of_rank, added = gradients(
-                ring.then(following, block),
-                0,
-                of_rank,
-            )
-            following = ring.done(following, after=completion(added))
-            following = jax.tree.map(lambda x, y: x.astype(y.dtype), following, added)
-            key, value = jax.tree.map(jnp.add, following, added)
-            return result(of_rank, key, value)
+                grads = tuple(x.astype(ring.inputs.query.dtype) for x in grads)
+            carry = total, grads, block
+            step = functools.partial(step_to, last)
+            total, grads, block = ring.for_hops(1, last, step, carry, is_backward=True)
+            following = ring.start(grads, -ring.shift(0))
+            total, added = gradients(total, ring.then(following, block), 0)
+            following = ring.done(following, after=ring.written(*added))
+            return result(total, *sums(following, added))
 
-        def result(of_rank, key, value):
-            query, key, value = map(ring.rounded, (of_rank.query, key, value))
-            return of_rank._replace(query=query, key=key, value=value)
+        def sums(following, added):
+            pairs = zip(following, added, strict=True)
+            return tuple(x.astype(y.dtype) + y for x, y in pairs)
+
+        def result(total, key, value):
+            query, key, value = map(ring.rounded, (sum(total.query), key, value))
+            return total._replace(query=query, key=key, value=value)
 
         def step_to(last, turn, carry, shift):
-            of_rank, grad_block, block = carry
+            total, grads, block = carry
             # The gradients of a block follow the block one hop behind.
-            arriving = ring.start_pair(block, grad_block, *(-by for by in shift))
-            of_rank, added = gradients(
-                ring.then(arriving, block), ring.distance_at(last - turn), of_rank
-            )
-            block, following = ring.done(arriving, after=completion(added))
-            return of_rank, jax.tree.map(jnp.add, following, added), block
+            arriving = ring.start_pair(block, grads, *(-by for by in shift))
+            block = ring.then(arriving, block)
+            total, added = gradients(total, block, ring.distance_at(last - turn))
+            block, following = ring.done(arriving, after=ring.written(*added))
+            return total, ring.as_one(sums(following, added)), block
 
         return ring.go(around, own, seen)

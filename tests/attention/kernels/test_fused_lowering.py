@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import starts
 
 from jaxcomm.attention.kernels import blocks, cudnn
+from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.mask import Block
 from jaxcomm.attention.schedules import Zigzag
 from jaxcomm.attention.strategies import loop
@@ -67,6 +69,32 @@ def test_the_gradient_of_the_residual_takes_wider_heads(lower):
     assert any(_cudnn_calls(lower(**options)))
     with pytest.raises(ValueError, match="makes the head size 264 in the backward"):
         lower(grads=True, **options)
+
+
+@pytest.mark.parametrize("schedule", ["zigzag", "striped", "contiguous"])
+def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule):
+    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
+    device = jax.sharding.AbstractDevice("a GPU", None, "gpu")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ("context",), auto, abstract_device=device)
+
+    def count(**more):
+        more |= {"implementation": "flash", "mesh": mesh, "schedule": schedule}
+        program = lowered(shape=(1, 4096, 8, 64), **more)
+        # The keys of a rank are as many elements.
+        return starts.of(program, 1024 * 2 * 64)
+
+    # An attention for each block of keys; keys and values that arrive three times.
+    once = {"dew_flash3_mha_fwd": 1, "dew_flash3_mha_varlen_fwd": 3}
+    assert count() == once | {"sent arrays": 6}
+    both = count(grads=True)
+    assert both["waits"] == 0
+    kernels = {of: n for of, n in both.items() if "flash" in of}
+    backward = {"dew_flash3_mha_bwd": 1, "dew_flash3_mha_varlen_bwd": 3}
+    assert kernels == once | backward
+    # Three times keys and values; and their gradients, first apart, then as one array.
+    assert both["sent arrays"] == 6 + 6 + 4
+    assert sum(both.values()) <= 30
 
 
 @pytest.mark.parametrize("options", [{"is_causal": False}, {"schedule": "striped"}])

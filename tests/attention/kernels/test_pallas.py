@@ -91,7 +91,7 @@ def test_kernels_go_on_from_what_other_keys_gave(shift):
         saved = Saved(grad, grad, both[1], jnp.zeros_like(first[1]))
         total = jnp.ones(hop.query.shape, jnp.float32)
         grads, onto = (hop_backward(second, saved, of) for of in (None, total))
-        return first, both, merge(*first, *hop_forward(second)), grads, onto
+        return first, both, merge(first, hop_forward(second)), grads, onto
 
     first, both, apart, grads, onto = run(hop, second, grad)
     for found, expected in zip(both, apart, strict=True):

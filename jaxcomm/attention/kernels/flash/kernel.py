@@ -9,9 +9,9 @@ import os
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
-from jaxcomm.attention.kernels.flash import library, packed
+from jaxcomm.attention.kernels.flash import library, packed, sequences
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.mask import Block, Run
 from jaxcomm.compat import gpus
 
 _CAPABILITY = (9, 0)
@@ -39,9 +39,11 @@ class Flash(BlockKernel):
         return why_not_on(found)
 
     def forward(self, hop):
+        hop = _chosen(hop)
         return super().forward(hop) if _is_block(hop) else packed.forward(hop)
 
     def backward(self, hop, saved):
+        hop = _chosen(hop)
         if _is_block(hop):
             return super().backward(hop, saved)
         return packed.backward(hop, saved)
@@ -93,6 +95,26 @@ def _is_block(hop: Hop) -> bool:
     """Whether a hop is a block; else its runs are computed."""
     has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
     return bool(hop.blocks) and hop.queries.segment_ids is None and not has_rows
+
+
+def _chosen(hop: Hop) -> Hop:
+    """Return a hop of one of several blocks as a run: which is where sequences begin.
+
+    Where the blocks are hidden in other ways a branch has to choose.
+    """
+    if not _is_block(hop) or len(hop.blocks) == 1:
+        return hop
+    bounds = {(each.left, each.right) for each in hop.blocks if not each.is_empty}
+    are_squares = all(x.is_empty or x.shape[0] == x.shape[1] for x in hop.blocks)
+    if bounds == {(None, 0)} and are_squares:
+        are = "same"
+    elif bounds == {(None, None)}:
+        are = "apart"
+    else:
+        return hop
+    run = Run((0, hop.query.shape[1]), (0, hop.key.shape[1]), are, False)
+    starts = sequences.of_blocks(hop, run)
+    return hop.replace(blocks=(), block=None, runs=(run,), packed=(starts,))
 
 
 def _options(hop: Hop, block: Block) -> tuple[Block, dict]:

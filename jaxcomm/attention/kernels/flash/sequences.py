@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Starts, joined, places
 from jaxcomm.attention.kernels.kernel import Hop
@@ -29,6 +30,32 @@ def of_run(hop: Hop, run: Run) -> Starts:
     if run.are == "behind":
         return of_border(hop.query.shape[0], run, run.keys[1] - run.keys[0])
     return Among(hop, run).starts(hop.query.shape[0])
+
+
+def of_blocks(hop: Hop, run: Run) -> Starts:
+    """Return the starts where a rank sees one of some blocks.
+
+    A row's sequences are the block; and queries and keys before it and behind it, which
+    see nothing and are not seen.
+
+    Args:
+      run: all queries and all keys.
+    """
+    ends = run.queries[1], run.keys[1]
+
+    def corners(block):
+        (first, end), (key, key_end) = block.queries, block.keys
+        return (0, 0), (first, 0), (first, key), (end, key_end), (ends[0], key_end)
+
+    at = np.array([corners(block) for block in hop.blocks], np.int32)
+    # Of no block there is anything between two corners at one place.
+    behind = np.append(at[:, 1:], np.broadcast_to(ends, at[:, :1].shape), 1)
+    at = at[:, (at != behind).any((0, 2))]
+    at = jnp.asarray(at[0]) if hop.block is None else jnp.asarray(at)[hop.block]
+    rows = np.arange(hop.query.shape[0], dtype=np.int32)[:, None, None]
+    at = (at + rows * np.array(ends, np.int32)).reshape(-1, 2)
+    last = hop.query.shape[0] * np.array([ends], np.int32)
+    return Starts(*jnp.append(at, last, 0).T)
 
 
 def of_border(batch: int, run: Run, seen) -> Starts:
