@@ -5,12 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.collectives.all_reduce import reduce_stacked, widen
+from jaxcomm.collectives.stacked import reduce_stacked
 from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisIndexGroups, AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define
 from jaxcomm.primitives.request import Request, public
-from jaxcomm.primitives.tree import rows_first
+from jaxcomm.primitives.tree import rows_first, widen
 
 
 @public

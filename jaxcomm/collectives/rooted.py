@@ -11,13 +11,9 @@ from jaxcomm.collectives.all_gather import (
     gathered_dimensions,
     gathered_shape,
 )
-from jaxcomm.collectives.all_reduce import (
-    ALL_REDUCE,
-    REDUCERS,
-    gathered_jvp,
-    reduce_stacked,
-)
+from jaxcomm.collectives.all_reduce import ALL_REDUCE, gathered_jvp
 from jaxcomm.collectives.reduce_scatter import scattered_shape
+from jaxcomm.collectives.stacked import REDUCERS, reduce_stacked
 from jaxcomm.primitives import arguments, lax, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define

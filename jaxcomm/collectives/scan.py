@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.collectives.all_reduce import gathered_jvp, reduce_stacked
+from jaxcomm.collectives.all_reduce import gathered_jvp
 from jaxcomm.collectives.rooted import Op, check_op
+from jaxcomm.collectives.stacked import reduce_stacked
 from jaxcomm.primitives import arguments, request
 from jaxcomm.primitives.call import AxisName, PyTree, call_of
 from jaxcomm.primitives.collective import Collective, define

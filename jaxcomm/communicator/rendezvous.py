@@ -40,6 +40,12 @@ from typing import Any, TypeVar
 
 from jaxcomm import config
 from jaxcomm.communicator import hosts
+from jaxcomm.communicator.out_of_step import (
+    disagreement,
+    listed,
+    names,
+    out_of_step,
+)
 from jaxcomm.communicator.store import EntryError, Store, of_job
 from jaxcomm.errors import CommunicatorError
 
@@ -54,8 +60,6 @@ _LEAST_SECONDS = 0.05
 _WAITING = "jaxcomm/waiting"
 # The rounds in which processes agree who is left after a failure: survivors.py.
 SURVIVORS = "jaxcomm/survivors"
-# A message names at most so many processes.
-_NAMED = 32
 
 
 def meet(
@@ -326,7 +330,7 @@ class _Member:
         """Look who came; return the outcome if there is one now."""
         came = self._store.entries(self._path, self._processes)
         missing = [process for process in self._processes if process not in came]
-        if error := _disagreement(self._processes, came):
+        if error := disagreement(self._processes, came):
             return self._decide({"error": error})
         if not missing:
             # By their texts: in Python True equals 1.
@@ -336,7 +340,7 @@ class _Member:
         if self._is_late():
             return self._decide({"late": missing, "error": self._waited_for(missing)})
         if ended := sorted(hosts.ended(missing, self._me)):
-            error = f"{_processes(ended)} ended before all had met to {self._purpose}"
+            error = f"{listed(ended)} ended before all had met to {self._purpose}"
             return self._decide({"late": ended, "error": error})
         return self._look_elsewhere(came, missing)
 
@@ -366,7 +370,7 @@ class _Member:
                 return self._decide({"late": [there], "error": error})
             both = {here: self._purpose, there: purpose}
             where = f", with processes {names(processes)}"
-            error = _out_of_step(self._processes, both, where)
+            error = out_of_step(self._processes, both, where)
             mine = self._decide({"error": error, "other": path})
             if mine == {"error": error, "other": path}:
                 # A process raises in one of the rounds, and may then enter the other.
@@ -378,51 +382,11 @@ class _Member:
     def _waited_for(self, missing: Sequence[int]) -> str:
         return (
             f"process {self._me} waited {self._timeout:g} s for "
-            f"{_processes(missing)} of {names(self._processes)} to make communicators "
+            f"{listed(missing)} of {names(self._processes)} to make communicators "
             f"too. Every process of the mesh must call "
             f"jaxcomm.init, or run the program that needs them; see JAXCOMM_TIMEOUT"
         )
 
 
-def names(processes: Sequence[int]) -> str:
-    """Return the numbers of processes; of many, the first and the last."""
-    if len(processes) <= _NAMED:
-        return str(list(processes))
-    first = ", ".join(map(str, processes[:3]))
-    return f"[{first}, ..., {processes[-1]}] ({len(processes)} processes)"
-
-
-def _processes(some: Sequence[int]) -> str:
-    """Return "processes 1, 2 and 30 others"."""
-    more = len(some) - _NAMED
-    return (
-        f"process{'es' if len(some) > 1 else ''} {', '.join(map(str, some[:_NAMED]))}"
-        f"{f' and {more} others' if more > 0 else ''}"
-    )
-
-
 def _outcome_key(path: str) -> str:
     return f"{path}/outcome"
-
-
-def _disagreement(processes: Sequence[int], came: Mapping[int, Any]) -> str | None:
-    """Return the error of processes that came for different purposes, if any did."""
-    first: dict[str, int] = {}
-    for process, (purpose, _) in came.items():
-        first.setdefault(purpose, process)
-    if len(first) < 2:
-        return None
-    return _out_of_step(
-        processes, {process: purpose for purpose, process in list(first.items())[:2]}
-    )
-
-
-def _out_of_step(
-    processes: Sequence[int], purposes: Mapping[int, str], where: str = ""
-) -> str:
-    text = "; ".join(f"process {p} is to {t}" for p, t in sorted(purposes.items()))
-    return (
-        f"processes {names(processes)} are out of step: {text}{where}. Every process "
-        f"must make the same communicators in the same order: call jaxcomm.init with "
-        f"the same arguments on all of them, before programs that only some of them run"
-    )

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxcomm._built import _ffi
 from jaxcomm.communicator import hosts, presence
-from jaxcomm.communicator.rendezvous import names
+from jaxcomm.communicator.out_of_step import names
 from jaxcomm.communicator.store import Store
 
 _FOLDER = "jaxcomm/settled"

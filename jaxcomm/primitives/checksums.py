@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat, config
+from jaxcomm.compat import host_calls
 from jaxcomm.diagnostics import checksums
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.rounded import rounded
@@ -53,7 +54,7 @@ def _is_asked(ctx, call: Call) -> bool:
         why = "the program is for no mesh of devices"
     elif compat.automatic_axes(ctx):
         why = "shard_map leaves axes to XLA"
-    elif not compat.calls_host(ctx):
+    elif not host_calls.calls_host(ctx):
         why = "JAX calls no host from this platform"
     else:
         return True
@@ -107,14 +108,14 @@ def _record(collective, ctx, operands, call, results):
     site = _site(collective, ctx, mesh, call, len(operands))
     words = len(site.mesh) + 2 * len(avals)
     of_words = ctx.replace(
-        avals_in=avals, avals_out=[compat.array_type((words,), np.uint32)]
+        avals_in=avals, avals_out=[host_calls.array_type((words,), np.uint32)]
     )
     with _parts_unrecorded():
         (found,) = compat.lower_as(
             lambda *xs: [_words(site.mesh, xs)], of_words, *operands, *results
         )
     hand_over = checksums.declare(site, mesh)
-    compat.call_host(ctx, lambda x: hand_over(np.asarray(x).tolist()), found)
+    host_calls.call_host(ctx, lambda x: hand_over(np.asarray(x).tolist()), found)
 
 
 def _rounded(ctx, avals, arrays):
@@ -124,7 +125,7 @@ def _rounded(ctx, avals, arrays):
 
 def _site(collective, ctx, mesh, call, leaves) -> checksums.Site:
     """Return what names the call in a record."""
-    numbers = compat.kept_with_module(ctx, _Numbers)
+    numbers = host_calls.kept_with_module(ctx, _Numbers)
     number = numbers[call.name, call.axes]
     numbers[call.name, call.axes] += 1
     return checksums.Site(
