@@ -21,6 +21,14 @@ from bench.rows import OURS, Row, TimedRow, from_json, is_slower
 
 # Letters as text: small files, and words that can be searched.
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "jaxcomm"}
+_DARK = """
+@media (prefers-color-scheme: dark) {
+text { fill: #ddd }
+[style*="fill: #ffffff"] { fill: #131416 !important }
+[style*="fill: #000000"] { fill: #ddd !important }
+[style*="stroke: #000000"] { stroke: #ddd !important }
+}
+"""
 _MARK = re.compile(
     r"(?P<begin><!-- (?P<machine>[\w-]+): (?P<panel>[\w-]+) -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -42,7 +50,7 @@ def main(folder: Path, page: Path) -> None:
             target = path.with_name(f"{path.stem}-{name}.svg")
             with matplotlib.rc_context(_STYLE):
                 found["draw"](str(target), rows, found["title"], found["caption"])
-            _shorten(target)
+            _finish(target)
             print(f"wrote {target}")
     text = page.read_text()
     filled = _MARK.sub(lambda mark: _filled(mark, known), text)
@@ -51,9 +59,10 @@ def main(folder: Path, page: Path) -> None:
         print(f"wrote {page}")
 
 
-def _shorten(path):
-    """Leave out indentation, a third of the file."""
-    path.write_text(re.sub(r"\n +", "\n", path.read_text()))
+def _finish(path):
+    """Leave out indentation, a third of the file; be dark where the reader's page is."""
+    text = re.sub(r"\n +", "\n", path.read_text())
+    path.write_text(text.replace("<defs>", f"<style>{_DARK}</style>\n<defs>", 1))
 
 
 def read(path: Path) -> dict:
@@ -94,7 +103,7 @@ def caption(document: dict) -> str:
         f"{document['started'][:10]}, load {said or 'unknown'}. "
         f'make bench ARGS="{command}"'
     )
-    return "\n".join(textwrap.wrap(text, 150))
+    return "\n".join(textwrap.wrap(text, 100))
 
 
 def table(rows: Sequence[Row]) -> str:

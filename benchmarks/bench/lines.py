@@ -8,15 +8,17 @@ from bench import bandwidth, colors, units
 from bench.collectives import FLOOR, FLOOR_VARIANT
 from bench.rows import OURS, TimedRow, is_slower
 
-# Inches of one plot.
-_ACROSS, _DOWN = 2.3, 1.7
+# Inches of one plot, and collectives beside each other: letters can be read on a page
+# of 390 pixels.
+_WIDE, _DOWN, _ACROSS = 2.3, 1.5, 2
 _MEMCPY = "memcpy"
 _SLOWER = "jaxcomm is slower"
 
 
 def size(rows: Sequence[TimedRow]) -> tuple[float, float]:
     """Return the inches that :func:`draw` needs, across and down."""
-    return _ACROSS * max(1, len(_ops(rows))) + 1, 3 * _DOWN + 1.2
+    blocks = len(_blocks(rows))
+    return _WIDE * _ACROSS + 1, blocks * (3 * _DOWN + 0.4) + 0.6
 
 
 def draw(figure, rows: Sequence[TimedRow]) -> None:
@@ -28,10 +30,23 @@ def draw(figure, rows: Sequence[TimedRow]) -> None:
       figure: an empty figure or part of one.
       rows: of one suite and one number of devices.
     """
-    ops = _ops(rows)
-    shape = 3, max(1, len(ops))
-    axes = figure.subplots(*shape, squeeze=False, sharex=True, sharey="row")
+    blocks = _blocks(rows)
     floor = _sorted(rows, FLOOR)
+    parts = figure.subfigures(max(1, len(blocks)), 1, squeeze=False)[:, 0]
+    shown: dict = {}
+    for part, ops in zip(parts, blocks, strict=False):
+        _draw_block(part, rows, ops, floor)
+        for ax in part.axes:
+            handles, names = ax.get_legend_handles_labels()
+            shown |= dict(zip(names, handles, strict=True))
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside upper center", ncols=3,
+        fontsize="small", frameon=False,
+    )  # fmt: skip
+
+
+def _draw_block(figure, rows, ops, floor):
+    axes = figure.subplots(3, _ACROSS, squeeze=False, sharex=True, sharey="row")
     for column, name in zip(axes.T, ops, strict=False):
         of_op = _sorted(rows, name)
         _times(column[0], of_op, floor)
@@ -44,21 +59,13 @@ def draw(figure, rows: Sequence[TimedRow]) -> None:
     labels = ("time of a call [us]", "bus bandwidth [GB/s]", "its time / jaxcomm's")
     for ax, label in zip(axes[:, 0], labels, strict=True):
         ax.set_ylabel(label, fontsize="small")
-    for ax in axes.flat:
+    for ax in axes[:, : len(ops)].flat:
         ax.minorticks_off()
         ax.grid(alpha=0.3)
         ax.tick_params(labelsize="x-small", left=False, bottom=False)
-    middle = axes[2, len(ops) // 2]
-    middle.set_xlabel("operand of each device", fontsize="small")
-    shown = {
-        label: handle
-        for ax in axes.flat
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        shown.values(), shown.keys(), loc="outside upper center", ncols=len(shown),
-        fontsize="small", frameon=False,
-    )  # fmt: skip
+    for ax in axes[:, len(ops) :].flat:
+        ax.set_axis_off()
+    axes[2, 0].set_xlabel("operand of each device", fontsize="small")
 
 
 def _times(ax, rows, floor):
@@ -119,8 +126,9 @@ def _variants(rows):
     return list(dict.fromkeys(name for row in rows for name in row.seconds))
 
 
-def _ops(rows):
-    return list(dict.fromkeys(row.name for row in rows if row.name != FLOOR))
+def _blocks(rows):
+    ops = list(dict.fromkeys(row.name for row in rows if row.name != FLOOR))
+    return [ops[i : i + _ACROSS] for i in range(0, len(ops), _ACROSS)]
 
 
 def _sorted(rows, name):

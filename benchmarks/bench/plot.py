@@ -16,10 +16,8 @@ from bench.colors import of as color_of
 from bench.rows import MemoryRow, Row, TimedRow, is_slower
 from bench.targets import MIB
 
-# The names of the variants need as much room as their bars.
-_BARS_ACROSS = 2
-# Of a row of bars, and of a figure that holds a title of one line.
-_BAR_HEIGHT, _WIDTH = 2.6, 10.0
+# Of a plot of bars, and of a figure: letters can be read on a page of 390 pixels.
+_BAR_HEIGHT, _WIDTH = 1.7, 5.6
 
 
 def supports(path: str) -> bool:
@@ -82,7 +80,7 @@ def _size(rows):
     """Return the inches that a panel needs, across and down."""
     if _is_line(rows[0]):
         return lines.size(rows)
-    return _WIDTH, _BAR_HEIGHT * -(-len(rows) // _BARS_ACROSS)
+    return _WIDTH, _BAR_HEIGHT * len(rows)
 
 
 def _without_date(path):
@@ -91,9 +89,8 @@ def _without_date(path):
 
 
 def _bars(figure, rows):
-    shape = -(-len(rows) // _BARS_ACROSS), _BARS_ACROSS
-    axes = figure.subplots(*shape, squeeze=False)
-    for ax, row in zip(axes.flat, rows, strict=False):
+    axes = figure.subplots(len(rows), 1, squeeze=False)
+    for ax, row in zip(axes.flat, rows, strict=True):
         if isinstance(row, MemoryRow):
             values = {name: held / MIB for name, held in row.temp_bytes.items()}
             texts = [units.size(held) for held in row.temp_bytes.values()]
@@ -114,15 +111,13 @@ def _bars(figure, rows):
             color=[color_of(name) for name in values],
         )
         labels = ax.bar_label(bars, texts, padding=3, fontsize="small")
-        for label, name in zip(labels, values, strict=True):
-            label.set_color(LOST if _wins(row, name) else "black")
+        for text, name in zip(labels, values, strict=True):
+            text.set_color(LOST if _wins(row, name) else "black")
         ax.invert_yaxis()
         # Room for the texts to the right of the bars.
         ax.margins(x=0.5)
         ax.set_xlabel(label)
         ax.set_title(f"{row.name}, {row.devices} devices", fontsize="medium")
-    for ax in axes.flat[len(rows) :]:
-        ax.set_axis_off()
 
 
 def _wins(row, name):
