@@ -15,7 +15,7 @@ constexpr int64_t kMiB = 1 << 20;
 CallFacts Moves(int64_t bytes_sent = kLeastCopiedBytes, int64_t copies = 1) {
   CallFacts call;
   call.size = 2;
-  call.only_moves = true;
+  call.copies_serve = true;
   call.bytes_sent = bytes_sent;
   call.copies = copies;
   return call;
@@ -84,12 +84,6 @@ TEST(each_limit_counts) {
   Expect(kNccl, call);
   call.moves_along_pairs = true;  // for which NCCL has none
   Expect(kCopy, call);
-
-  call = Moves();
-  call.is_broadcast = true;
-  Expect(kCopy, call);
-  call.size = 3;  // the root sends as many copies as there are others
-  Expect(kNccl, call);
 
   for (const int size : {2, 3, 8}) {
     const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;

@@ -9,9 +9,6 @@ bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
               const EngineTopology& topology) {
   return policy.copy_engines && topology.can_copy &&
          IsWorthCopying(call.bytes_sent, call.copies, call.is_start) &&
-         // The root would send each rank a copy, one after the other. Over NCCL's ring
-         // each byte goes once. Not run on more than two GPUs.
-         !(call.is_broadcast && call.size > 2) &&
          // NCCL has kernels of its own for symmetric memory, but none that send along
          // pairs.
          (!call.is_symmetric || call.moves_along_pairs);
@@ -39,7 +36,7 @@ EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,
   // Ranks agree on copies, and sums get their numbers, when a call is launched: not
   // when a CUDA graph is, which recorded it.
   if (call.size < 2 || call.may_be_captured) return EngineKind::kNccl;
-  if (call.only_moves) {
+  if (call.copies_serve) {
     if (IsCopied(call, policy, topology)) return EngineKind::kCopy;
     return IsMapped(call, policy, topology) ? EngineKind::kMapped : EngineKind::kNccl;
   }

@@ -51,11 +51,10 @@ inline constexpr bool IsWorthCopying(int64_t bytes, int64_t copies, bool is_star
 
 struct CallFacts {
   int size = 1;  // ranks of the group
-  // A collective that only moves bytes. `bytes_sent` and `copies` are of the rank that
+  // A collective that copies can serve. `bytes_sent` and `copies` are of the rank that
   // has the most; without `copies`, `bytes_sent` is an upper bound.
-  bool only_moves = false;
+  bool copies_serve = false;
   bool moves_along_pairs = false;  // a permutation
-  bool is_broadcast = false;
   int64_t bytes_sent = 0;
   int64_t copies = 0;
   // A collective that is nothing but sums which our kernel can do, whatever their size.

@@ -36,9 +36,10 @@ void Pair(const Steps& from, const Steps& to, int source, int target,
 
 }  // namespace
 
-bool OnlyMoves(Plan::Kind kind) {
+bool CopiesServe(Plan::Kind kind) {
   switch (kind) {
     case Plan::Kind::kBarrier:
+    case Plan::Kind::kBroadcast:
     case Plan::Kind::kCheckPositions:
     case Plan::Kind::kCheckStep:
     case Plan::Kind::kAllReduce:
@@ -53,7 +54,7 @@ bool OnlyMoves(Plan::Kind kind) {
 
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
   PeerPlan made;
-  if (!OnlyMoves(plan.kind)) return made;
+  if (!CopiesServe(plan.kind)) return made;
   const int size = plan.size;
   std::vector<Steps> steps(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {

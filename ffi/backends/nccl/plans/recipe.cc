@@ -25,9 +25,8 @@ void AddSums(const Steps& steps, CallFacts* facts) {
 CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) {
   CallFacts facts;
   facts.size = plan.size;
-  facts.only_moves = OnlyMoves(plan.kind);
+  facts.copies_serve = CopiesServe(plan.kind);
   facts.moves_along_pairs = plan.kind == Plan::Kind::kPermute;
-  facts.is_broadcast = plan.kind == Plan::Kind::kBroadcast;
   facts.bytes_sent = site.operand_bytes() * (plan.size - 1);
   if (recipe.copies != nullptr) {
     facts.bytes_sent = recipe.copies->bytes_sent;
