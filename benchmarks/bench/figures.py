@@ -60,7 +60,7 @@ def main(folder: Path, page: Path) -> None:
 
 
 def _finish(path):
-    """Leave out indentation, a third of the file; be dark where the reader's page is."""
+    """Leave out indentation, a third of the file; be dark where the page is."""
     text = re.sub(r"\n +", "\n", path.read_text())
     path.write_text(text.replace("<defs>", f"<style>{_DARK}</style>\n<defs>", 1))
 
