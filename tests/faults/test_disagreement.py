@@ -103,3 +103,20 @@ answer = attempt(lambda: values(program(x)))
     for outcome in outcomes:
         for text in ("over axes ('i',)", ours, theirs):
             assert text in outcome["text"]
+
+
+def test_programs_with_other_numbers_of_collectives_end_once_all_stand_still(processes):
+    """Long before the timeout: each waits for what another one will never do."""
+    first, second = "jaxcomm.psum(x, 'i')", "jaxcomm.pmin(jaxcomm.pmax(x, 'i'), 'i')"
+    outcomes = processes.ask(
+        f"""
+call = eval("lambda x: " + ({first!r} if index < 2 else {second!r}))
+program = jitted(call, mesh)
+answer = attempt(lambda: values(program(x)))
+"""
+    )
+    for outcome in outcomes:
+        text = outcome["text"]
+        assert f"psum({X}) over axes ('i',) (lane 'default', operation 2): " in text
+        assert " for rank 2. Process 2 waits in pmax(" in text
+        assert "instead. Each waits there for another one" in text

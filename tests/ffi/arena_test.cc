@@ -266,6 +266,53 @@ TEST(a_process_that_dies_alone_in_a_call_is_named_to_those_who_come_later) {
   CHECK_CONTAINS(outcome.Wait(), "gone with process 0");
 }
 
+TEST(processes_that_lack_each_other_wait_for_good) {
+  struct Seated {
+    int process;
+    uint64_t lacks;  // mask
+  };
+  struct Case {
+    std::vector<std::vector<Seated>> crossings;
+    uint64_t still, found;
+  };
+  const std::vector<Case> cases = {
+      {{{{0, 0b10}}, {{1, 0b01}}}, 0b1111, 0b0011},
+      // One computes, and will come.
+      {{{{0, 0b10}}, {{1, 0b01}}}, 0b1101, 0},
+      // Process 1 came to the second place, and lacks a process that waits nowhere.
+      {{{{0, 0b10}}, {{1, 0b100}}}, 0b1111, 0},
+      // A circle of three, in which one waits in two, and one that waits for it.
+      {{{{0, 0b10}, {3, 0b10}}, {{1, 0b100}}, {{2, 0b01}}, {{2, 0b10}}},
+       0b1111,
+       0b1111},
+      // Process 2 may go on by its second wait, and then all.
+      {{{{0, 0b10}, {3, 0b10}}, {{1, 0b100}}, {{2, 0b01}}, {{2, 0}}}, 0b1111, 0},
+      // Likewise by what is not one of those that stand still.
+      {{{{0, 0b10}}, {{1, 0b01}}, {{1, 0b1000}}}, 0b0111, 0},
+      // It came since process 0 said that it lacks it.
+      {{{{0, 0b10}, {1, 0b100}}, {{2, 0b10}}}, 0b1111, 0b0110},
+      // Two lack one that they need, and one that is busy.
+      {{{{0, 0b110}}, {{1, 0b101}}}, 0b0011, 0b0011},
+  };
+  for (const Case& each : cases) {
+    const auto segment = MakeSegment(4);
+    std::deque<Arena> arenas;
+    for (int process : {0, 1, 2, 3}) {
+      arenas.emplace_back(segment, std::vector<int>{0, 1, 2, 3}, process);
+    }
+    uint64_t tag = 0;
+    for (const auto& seats : each.crossings) {
+      ++tag;
+      for (const Seated& seated : seats) {
+        Arena& arena = arenas[seated.process];
+        Crossing* const joined = arena.Join({{7, 0, 1, tag}, 0b1111, 1, 1, "x"}, false);
+        arena.seat(joined, seated.process).lacks = seated.lacks;
+      }
+    }
+    CHECK_EQ(arenas[0].WaitForEachOther(each.still), each.found);
+  }
+}
+
 TEST(numbers_that_a_wild_pointer_wrote_are_an_error) {
   TwoGroups groups;
   OpenArena& arena = *groups.arenas[0];

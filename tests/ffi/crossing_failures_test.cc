@@ -104,6 +104,43 @@ TEST(a_timeout_says_what_the_missing_processes_do_instead) {
   CHECK_CONTAINS(barrier.End(1), "failed in process 0, and processes may be out of");
 }
 
+TEST(processes_that_wait_for_each_other_are_told_once_both_stand_still) {
+  const std::vector<std::pair<std::string, std::vector<int64_t>>> kinds = {
+      {"all_reduce", {}}, {"permute", {1, 0}}, {"barrier", {}}};
+  for (const auto& [collective, params] : kinds) {
+    for (const int64_t elements : {4, 100000}) {
+      std::atomic<bool> still[2] = {false, false};
+      Processes processes(Blocks(2, 1), kHangSeconds, {}, [&](int process) {
+        return Grace{0, [&still, process](size_t) { return still[process].load(); }};
+      });
+      const auto look = [&] {
+        for (int process : {0, 1}) processes.set(process)->arena().RingSelf();
+        LetOthersRun();
+      };
+      Calls first(processes, "all_reduce", {}, elements, 1);
+      Calls second(processes, collective, params, collective == "barrier" ? 0 : 4, 1,
+                   2);
+      first.Begin(0);
+      second.Begin(1);
+      // While one of them may come, nobody is told.
+      for (int process : {0, 1}) {
+        still[process] = true;
+        still[1 - process] = false;
+        // The first time, perhaps before the other has said what it lacks.
+        look();
+        look();
+        CHECK_TRUE(!first.outcomes[0].done() && !second.outcomes[1].done());
+      }
+      still[0] = true;
+      look();
+      const std::string told = first.End(0);
+      CHECK_CONTAINS(told, "s for rank 1. Process 1 waits in " + collective + "(");
+      CHECK_CONTAINS(told, " instead. Each waits there for another one");
+      CHECK_CONTAINS(second.End(1), "failed in process 0, and processes may be out of");
+    }
+  }
+}
+
 TEST(an_interrupt_ends_a_wait_for_another_process) {
   Processes processes(Blocks(2, 1));
   Calls sum(processes, "all_reduce", {}, 4, 1);
@@ -175,7 +212,7 @@ struct Lone {
     stream = MakeStreamPlan(plan, site->results(), process_of, 0);
     request.key = {1, 2, 3, tag};
     for (int process : process_of) request.members |= uint64_t{1} << process;
-    pending.describe = [](uint64_t, bool) { return "by the test"; };
+    pending.describe = [](uint64_t, Hindrance) { return "by the test"; };
     pending.timeout_seconds = timeout_seconds;  // it began long ago
     pending.warns = false;
   }

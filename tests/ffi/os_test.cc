@@ -9,13 +9,16 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <memory>
+#include <mutex>
 
 #include "ffi/os/cores.h"
 #include "ffi/os/peer_watch.h"
+#include "ffi/os/standstill.h"
 #include "ffi/os/start_thread.h"
 #include "tests/ffi/check.h"
 
@@ -293,6 +296,135 @@ TEST(a_thread_of_ours_depends_on_nothing_of_the_one_that_starts_it) {
   pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
   CHECK_TRUE(!sigismember(&blocked, SIGTERM));
 }
+
+// Does what it is told, one thing after the other, and waits for another thread
+// between.
+class Worker {
+ public:
+  explicit Worker(const std::function<void()>& first = [] {}) { Tell(first); }
+  ~Worker() {
+    Tell([this] { ends_ = true; });
+    thread_.join();
+  }
+  void Tell(std::function<void()> next) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    next_.push_back(std::move(next));
+    changed_.notify_all();
+  }
+  bool is_done() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return next_.empty();
+  }
+
+ private:
+  void Run() {
+    while (!ends_) {
+      std::function<void()> next;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return !next_.empty(); });
+        next = next_.front();
+      }
+      next();
+      std::lock_guard<std::mutex> lock(mutex_);
+      next_.pop_front();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> next_;
+  bool ends_ = false;
+  std::thread thread_{[this] { Run(); }};
+};
+
+// Reads from a pipe until the test writes.
+struct Pipe {
+  Pipe() { CHECK_EQ(pipe(ends), 0); }
+  void Read() const {
+    char byte;
+    CHECK_EQ(read(ends[0], &byte, 1), 1);
+  }
+  void Write() const { CHECK_EQ(write(ends[1], "x", 1), 1); }
+  int ends[2];
+};
+
+#ifndef __SANITIZE_THREAD__  // it has a thread of its own, which sleeps
+TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCESS) {
+  std::mutex mutex;
+  std::condition_variable over;
+  bool is_over = false;
+  Pipe library_wakes, wakes;
+  // Begun here: a thread is named as the one that begins it.
+  Worker library([&] { library_wakes.Read(); }), worker;
+  std::thread looks = Must(StartThread(
+      [&] {
+        Standstill standstill;
+        const auto is_still = [&] { return standstill.Look(); };
+        // A library's thread reads before the first program runs.
+        CHECK_TRUE(Until([&] {
+          standstill.Learn();
+          return standstill.Look();
+        }));
+        CHECK_TRUE(standstill.Look());
+        // It ran in between.
+        worker.Tell([] {});
+        CHECK_TRUE(Until([&] { return worker.is_done(); }));
+        CHECK_TRUE(!standstill.Look());
+        CHECK_TRUE(Until(is_still));
+        // What a callback of a program may do: compute, read, wait for a while.
+        std::atomic<bool> computes{true};
+        std::timed_mutex held;
+        held.lock();
+        struct Block {
+          std::function<void()> begin, end;
+        };
+        const std::vector<Block> blocks = {
+            {[&] {
+               while (computes) continue;
+             },
+             [&] { computes = false; }},
+            {[&] { wakes.Read(); }, [&] { wakes.Write(); }},
+            {[&] {
+               CHECK_TRUE(
+                   held.try_lock_for(std::chrono::duration<double>(kHangSeconds)));
+             },
+             [&] { held.unlock(); }}};
+        for (const Block& block : blocks) {
+          worker.Tell(block.begin);
+          for (int look = 0; look < 5; ++look) {
+            CHECK_TRUE(!standstill.Look());
+            LetOthersRun();
+          }
+          standstill.Learn();
+          CHECK_TRUE(!standstill.Look());
+          CHECK_TRUE(!standstill.Look());
+          block.end();
+          CHECK_TRUE(Until(is_still));
+        }
+        // So may a thread that comes later.
+        std::unique_ptr<Worker> later;
+        worker.Tell([&] { later = std::make_unique<Worker>([&] { wakes.Read(); }); });
+        for (int look = 0; look < 5; ++look) {
+          LetOthersRun();
+          CHECK_TRUE(!standstill.Look());
+        }
+        wakes.Write();
+        CHECK_TRUE(Until(is_still));
+        later.reset();
+        std::lock_guard<std::mutex> lock(mutex);
+        is_over = true;
+        over.notify_all();
+      },
+      "jaxcomm-test"));
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    over.wait(lock, [&] { return is_over; });
+  }
+  looks.join();
+  library_wakes.Write();
+}
+#endif
 
 TEST(the_sentinel_thread_is_one) {
   const int64_t thread = SentinelThread();

@@ -36,9 +36,11 @@ inline CommunicatorSpec SpecOf(std::shared_ptr<Segment> segment,
                                const std::vector<Peer>& peers, int process,
                                std::vector<std::vector<int64_t>> groups,
                                std::vector<std::vector<int>> processes,
-                               double timeout_seconds = kHangSeconds) {
+                               double timeout_seconds = kHangSeconds,
+                               Grace grace = Grace::OfThisProcess()) {
   CommunicatorSpec spec = Spec(std::move(groups), timeout_seconds);
-  spec.process_set = std::make_shared<ProcessSet>(std::move(segment), peers, process);
+  spec.process_set = std::make_shared<ProcessSet>(std::move(segment), peers, process,
+                                                  std::move(grace));
   spec.processes = std::move(processes);
   return spec;
 }
@@ -46,8 +48,11 @@ inline CommunicatorSpec SpecOf(std::shared_ptr<Segment> segment,
 // Rank r, device 100 + r, lives in process process_of[r].
 struct Processes {
   // Process 0 is the only one whose patience may be short.
-  explicit Processes(std::vector<int> process_of, double timeout_seconds = kHangSeconds,
-                     std::vector<Peer> peers = {})
+  explicit Processes(
+      std::vector<int> process_of, double timeout_seconds = kHangSeconds,
+      std::vector<Peer> peers = {},
+      const std::function<Grace(int process)>& grace_of =
+          [](int) { return Grace::OfThisProcess(); })
       : process_of(std::move(process_of)) {
     count = *std::max_element(this->process_of.begin(), this->process_of.end()) + 1;
     segment = MakeSegment(count);
@@ -55,9 +60,9 @@ struct Processes {
     std::vector<int64_t> devices;
     for (size_t r = 0; r < this->process_of.size(); ++r) devices.push_back(100 + r);
     for (int process = 0; process < count; ++process) {
-      communicators.push_back(MakeLocalCommunicator(
-          SpecOf(segment, peers, process, {devices}, {this->process_of},
-                 process == 0 ? timeout_seconds : 2 * kHangSeconds)));
+      communicators.push_back(MakeLocalCommunicator(SpecOf(
+          segment, peers, process, {devices}, {this->process_of},
+          process == 0 ? timeout_seconds : 2 * kHangSeconds, grace_of(process))));
     }
   }
 

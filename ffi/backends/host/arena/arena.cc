@@ -110,6 +110,7 @@ void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
   for (int i = 0; i < processes(); ++i) {
     seat(crossing, i).state.store(0, relaxed);
     seat(crossing, i).written.store(0, relaxed);
+    seat(crossing, i).lacks.store(0, relaxed);
     for (int j = 0; j < processes(); ++j) passed(crossing, i, j).store(0, relaxed);
   }
   crossing->state.store(Crossing::kOpen, std::memory_order_release);
@@ -186,10 +187,7 @@ void Arena::LeaveSeat(Crossing* crossing, int process) {
   }
 }
 
-void Arena::Leave(Crossing* crossing) {
-  LeaveSeat(crossing, self());
-  process(self()).finished.fetch_add(1, std::memory_order_relaxed);
-}
+void Arena::Leave(Crossing* crossing) { LeaveSeat(crossing, self()); }
 
 std::vector<std::string> Arena::CallsOf(int process) const {
   std::vector<std::string> calls;
@@ -201,6 +199,47 @@ std::vector<std::string> Arena::CallsOf(int process) const {
     if (seat(open, process).is_taken()) calls.push_back(open->call.Load());
   }
   return calls;
+}
+
+uint64_t Arena::WaitForEachOther(uint64_t processes) const {
+  struct Wait {
+    uint64_t process, lacks;  // masks
+  };
+  std::vector<Wait> waits;
+  uint64_t waiting = 0;
+  // Nobody comes to a crossing while we have the lock. If one has come since a process
+  // said what it lacks, `here` shows that.
+  Lock lock(*this);
+  if (!lock || status().failure()) return 0;
+  for (int i = 0; i < kCrossings; ++i) {
+    const Crossing* const open = crossing(i);
+    if (open->state.load(std::memory_order_relaxed) == Crossing::kFree) continue;
+    const uint64_t here = open->here.load(std::memory_order_acquire);
+    for (uint64_t mask = here & processes; mask != 0; mask &= mask - 1) {
+      const Seat& its = seat(open, __builtin_ctzll(mask));
+      if (!its.is_taken()) continue;
+      const uint64_t process = mask & -mask;
+      waits.push_back({process, its.lacks.load(std::memory_order_acquire) & ~here});
+      waiting |= process;
+    }
+  }
+  // Who can still go on leaves the set; then perhaps another one can.
+  for (uint64_t before = 0; before != waiting;) {
+    before = waiting;
+    for (const Wait& wait : waits) {
+      if ((wait.lacks & waiting) == 0) waiting &= ~wait.process;
+    }
+  }
+  return waiting;
+}
+
+uint64_t Arena::standing_still() const {
+  uint64_t still = 0;
+  for (int i = 0; i < processes(); ++i) {
+    if (process(i).stands_still.load(std::memory_order_acquire))
+      still |= uint64_t{1} << i;
+  }
+  return still;
 }
 
 void Arena::Abandon(Crossing* crossing, int process) {

@@ -69,6 +69,12 @@ class Arena : public ArenaMemory {
   // Fails what the processes do together, and from now on refuses what they begin.
   void FailAll(const Status& error);
 
+  // The processes of a mask that wait for each other for good, if they stand still: in
+  // each crossing in which one of them is seated, it lacks another one of them.
+  uint64_t WaitForEachOther(uint64_t processes) const;
+  // The processes that say that they stand still.
+  uint64_t standing_still() const;
+
   // Wakes the other processes of the mask that sleep while they wait for others.
   void Ring(uint64_t mask) const;
   // Wakes this process's own thread.

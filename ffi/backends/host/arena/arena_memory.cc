@@ -24,7 +24,7 @@ constexpr size_t kPage = 4096;
 
 // Count this up when a field comes to mean something else, or when processes divide
 // their work in another way: sizes and offsets do not show that.
-constexpr int kMeaning = 2;
+constexpr int kMeaning = 3;
 
 // Looks at the lock, which is held for a few hundred nanoseconds, before sleeping on
 // it.
@@ -185,7 +185,7 @@ uint64_t ArenaMemory::LayoutHash() {
        offsetof(FirstFailure, process), offsetof(FirstFailure, text),
        offsetof(Header, processes)});
   add({sizeof(ProcessState), offsetof(ProcessState, presence),
-       offsetof(ProcessState, doorbell), offsetof(ProcessState, finished),
+       offsetof(ProcessState, doorbell), offsetof(ProcessState, stands_still),
        offsetof(ProcessState, last), offsetof(ProcessState, last_number)});
   add({sizeof(Crossing), offsetof(Crossing, state), offsetof(Crossing, communicator),
        offsetof(Crossing, group), offsetof(Crossing, run), offsetof(Crossing, tag),
@@ -193,7 +193,8 @@ uint64_t ArenaMemory::LayoutHash() {
        offsetof(Crossing, channel), offsetof(Crossing, here), offsetof(Crossing, left),
        offsetof(Crossing, error), offsetof(Crossing, opened), offsetof(Crossing, call),
        offsetof(Crossing, failure)});
-  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written)});
+  add({sizeof(Seat), offsetof(Seat, state), offsetof(Seat, written),
+       offsetof(Seat, lacks)});
   add({kMaxProcesses, kCrossings, kChannels, kSlots, kSlotBytes, kInlineBytes, kLine});
   // The parts of a segment, for the fewest and the most processes.
   for (const int processes : {1, kMaxProcesses}) {

@@ -70,6 +70,9 @@ struct alignas(kLine) Seat {
   };
   std::atomic<uint32_t> state;
   std::atomic<uint64_t> written;  // chunks staged in its slots
+  // Mask of the members, absent when its process last looked, without which the process
+  // cannot end its part. 0: not known, or none.
+  std::atomic<uint64_t> lacks;
 
   bool Has(Bit bit) const { return (state.load(std::memory_order_acquire) & bit) != 0; }
   void Add(Bit bit) { state.fetch_or(bit, std::memory_order_release); }
@@ -99,7 +102,8 @@ struct alignas(kLine) ProcessState {
   enum Presence : uint32_t { kAttached, kLeft };
   std::atomic<uint32_t> presence;
   Doorbell doorbell;
-  std::atomic<uint64_t> finished;     // crossings left
+  // While its thread sleeps: nothing in the process goes on before a crossing ends.
+  std::atomic<bool> stands_still;
   SharedText<256> last;               // the last one entered
   std::atomic<uint64_t> last_number;  // how many-th of its group
 };

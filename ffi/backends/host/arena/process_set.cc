@@ -38,8 +38,11 @@ std::vector<int> Names(const std::vector<Peer>& peers) {
 }  // namespace
 
 struct ProcessSet::State {
-  State(std::shared_ptr<Segment> segment, std::vector<Peer> peers_of, int self)
-      : peers(std::move(peers_of)), arena(std::move(segment), Names(peers), self) {}
+  State(std::shared_ptr<Segment> segment, std::vector<Peer> peers_of, int self,
+        Grace grace)
+      : peers(std::move(peers_of)),
+        arena(std::move(segment), Names(peers), self),
+        deadlock(&arena, std::move(grace)) {}
 
   void Progress();
   // The steps of Progress(), on its thread. Returns whether anything moved.
@@ -53,10 +56,15 @@ struct ProcessSet::State {
   bool CheckAll(Clock::time_point now, double* seconds);
   // Fails a transfer if a member is gone or its timeout has passed. True if it did.
   bool Check(PendingTransfer& pending, Clock::time_point now);
+  // Before the thread sleeps: fails what waits for good. Returns whether there was any.
+  bool EndDeadlock(Clock::time_point last_moved, Clock::time_point now,
+                   double* seconds);
   uint64_t Gone() const;
 
   const std::vector<Peer> peers;
   Arena arena;
+  Deadlock deadlock;  // of Progress() alone
+  bool has_waited = false;
   std::atomic<uint64_t> dead{0};  // mask of processes that have ended
   std::atomic<bool> stopping{false};
 
@@ -72,8 +80,9 @@ struct ProcessSet::State {
 };
 
 ProcessSet::ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers,
-                       int self)
-    : state_(std::make_shared<State>(std::move(segment), std::move(peers), self)) {
+                       int self, Grace grace)
+    : state_(std::make_shared<State>(std::move(segment), std::move(peers), self,
+                                     std::move(grace))) {
   {
     MutexLock lock(state_->mutex);
     (void)StartProgress(state_);  // if refused, Continue() tries again
@@ -149,6 +158,7 @@ void ProcessSet::Continue(PendingTransfer pending) {
     MutexLock lock(state_->mutex);
     status = StartProgress(state_);
     if (status.success()) {
+      ++WaitsOfProcess();
       state_->incoming.push_back(std::move(pending));
       state_->has_incoming.store(true, std::memory_order_release);
     }
@@ -195,14 +205,15 @@ bool ProcessSet::State::Check(PendingTransfer& pending, Clock::time_point now) {
   const uint64_t gone = Gone();
   if (const uint64_t needed = transfer.Needs(gone); needed != 0) {
     // Tell the peers first: a dump may take a second.
-    transfer.Fail(Status(ErrorCode::kAborted, pending.describe(needed, true)));
+    transfer.Fail(
+        Status(ErrorCode::kAborted, pending.describe(needed, Hindrance::kEnded)));
     transfer.Abandon(gone);
     DumpFlightRecords("peer gone");
     return true;
   }
   const double waited = std::chrono::duration<double>(now - pending.begin).count();
   if (waited > pending.timeout_seconds) {
-    std::string text = pending.describe(transfer.absent(), false);
+    std::string text = pending.describe(transfer.absent(), Hindrance::kLate);
     if (pending.is_interrupted) text = StrCat("interrupted: ", text);
     transfer.Fail(Status(
         pending.is_interrupted ? ErrorCode::kCancelled : ErrorCode::kDeadlineExceeded,
@@ -232,6 +243,7 @@ bool ProcessSet::State::StepAll() {
     // Off the list before done(), which may start another one.
     PendingTransfer over = std::move(active[i]);
     active.erase(active.begin() + static_cast<int64_t>(i));
+    --WaitsOfProcess();
     over.done();
   }
   return moved;
@@ -239,6 +251,7 @@ bool ProcessSet::State::StepAll() {
 
 bool ProcessSet::State::TakeIncoming() {
   if (!has_incoming.load(std::memory_order_acquire)) return false;
+  if (!std::exchange(has_waited, true)) deadlock.Begin();
   MutexLock lock(mutex);
   has_incoming.store(false, std::memory_order_relaxed);
   for (PendingTransfer& transfer : incoming) active.push_back(std::move(transfer));
@@ -266,12 +279,30 @@ bool ProcessSet::State::CheckAll(Clock::time_point now, double* seconds) {
     if (mine.warns && waited > kWarnSeconds) {
       mine.warns = false;
       std::fprintf(stderr, "jaxcomm: still waiting: %s\n",
-                   mine.describe(mine.transfer->absent(), false).c_str());
+                   mine.describe(mine.transfer->absent(), Hindrance::kLate).c_str());
     }
     if (mine.warns) *seconds = std::min(*seconds, kWarnSeconds - waited + 0.001);
   }
   *seconds = std::max(*seconds, 0.0);
   return failed;
+}
+
+bool ProcessSet::State::EndDeadlock(Clock::time_point last_moved, Clock::time_point now,
+                                    double* seconds) {
+  std::vector<const Transfer*> waiting;
+  for (const PendingTransfer& mine : active) waiting.push_back(mine.transfer);
+  const uint64_t stuck = deadlock.Find(waiting, Gone(), last_moved, now);
+  if (!active.empty()) *seconds = std::min(*seconds, deadlock.seconds());
+  for (PendingTransfer& mine : active) {
+    const uint64_t missing = mine.transfer->absent() & stuck;
+    if (missing == 0) continue;
+    // The others that wait are refused, with this text.
+    mine.transfer->Fail(Status(ErrorCode::kFailedPrecondition,
+                               mine.describe(missing, Hindrance::kDeadlock)));
+    DumpFlightRecords("deadlock");
+    return true;
+  }
+  return false;
 }
 
 void ProcessSet::State::Progress() {
@@ -302,9 +333,11 @@ void ProcessSet::State::Progress() {
     const bool moved = StepAll();
     const bool failed = CheckAll(now, &seconds);
     if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
-        !stopping.load(std::memory_order_acquire)) {
+        !stopping.load(std::memory_order_acquire) &&
+        !EndDeadlock(last_moved, now, &seconds)) {
       doorbell.Sleep(seen, seconds);
     }
+    deadlock.GoOn();
     doorbell.WakeUp();
   }
 }

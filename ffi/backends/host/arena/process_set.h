@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ffi/backends/host/arena/arena.h"
+#include "ffi/backends/host/arena/deadlock.h"
 #include "ffi/backends/host/arena/transfer.h"
 #include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
@@ -27,13 +28,20 @@ namespace jaxcomm {
 // A wait that has not ended so soon after the user's interrupt hangs.
 inline constexpr std::chrono::seconds kAfterInterrupt(1);
 
+// Why a transfer cannot end.
+enum class Hindrance {
+  kLate,      // processes have not come
+  kEnded,     // processes have ended
+  kDeadlock,  // processes wait in something else, for this one
+};
+
 // A transfer for ProcessSet::Continue().
 struct PendingTransfer {
   Transfer* transfer = nullptr;
   std::chrono::steady_clock::time_point begin;
   double timeout_seconds = 300;
-  // The message that the processes of a mask have not come in time, or have ended.
-  std::function<std::string(uint64_t processes, bool ended)> describe;
+  // The message about the processes of a mask.
+  std::function<std::string(uint64_t processes, Hindrance hindrance)> describe;
   std::function<void()> done;  // called when it ends
   uint64_t owner = 0;          // for Abort(): a number, since addresses are used again
   bool warns = true;           // once, when it has waited for long
@@ -44,7 +52,8 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
  public:
   // `peers` are in the order of the arena's processes, this one included. A peer with
   // pid 0 is not watched.
-  ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers, int self);
+  ProcessSet(std::shared_ptr<Segment> segment, std::vector<Peer> peers, int self,
+             Grace grace = Grace::OfThisProcess());
   ~ProcessSet();
 
   Arena& arena() const;

@@ -1,5 +1,6 @@
 #include "ffi/backends/host/arena/transfer.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace jaxcomm {
@@ -78,6 +79,28 @@ uint64_t Transfer::Needs(uint64_t gone) const {
     needed |= uint64_t{1} << process;
   }
   return needed;
+}
+
+uint64_t Transfer::Lacks() const {
+  const StreamPlan& stream = *stream_;
+  if (stream.is_inline && !moves_.plan->pairwise) return absent();
+  uint64_t needed = 0;
+  for (size_t i = read_; i < stream.reads.size(); ++i) {
+    for (const Source& source : stream.reads[i].sources) {
+      if (source.rank < 0) needed |= uint64_t{1} << source.chunk.process;
+    }
+  }
+  const auto window = static_cast<size_t>(stream.window);
+  for (size_t i = std::max(staged_, window); i < stream.stages.size(); ++i) {
+    needed |= stream.stages[i - window].readers;
+  }
+  return needed & absent();
+}
+
+void Transfer::SayWhatItLacks() const {
+  if (crossing_ == nullptr || state_ == State::kDone) return;
+  arena_->seat(crossing_, arena_->self())
+      .lacks.store(Lacks(), std::memory_order_release);
 }
 
 void Transfer::Abandon(uint64_t gone) {

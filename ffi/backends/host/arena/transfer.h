@@ -38,6 +38,8 @@ class Transfer {
   uint64_t absent() const;
   // Mask of the processes in `gone` without which this cannot end.
   uint64_t Needs(uint64_t gone) const;
+  // Says in its seat which absent members it lacks to end.
+  void SayWhatItLacks() const;
   // Frees the seats of processes that have ended.
   void Abandon(uint64_t gone);
 
@@ -49,6 +51,7 @@ class Transfer {
   Outcome FinishRefused(Status refusal);
   Outcome StepInline();
   Outcome StepStreaming();
+  uint64_t Lacks() const;
   bool SlotIsFree(size_t chunk) const;
   bool IsReady(const Read& read) const;
   void WriteChunk(const Stage& stage);

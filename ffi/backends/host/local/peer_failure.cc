@@ -4,8 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "ffi/backends/host/arena/process_set.h"
-
 namespace jaxcomm {
 
 std::string PeerFailure::NameOf(int process) const {
@@ -25,17 +23,18 @@ Status PeerFailure::StatusOf(const LocalRound& round, const Transfer& transfer) 
   const Status& status = transfer.status();
   const ErrorCode code = *status.errc();
   if (code == ErrorCode::kDeadlineExceeded && transfer.absent() != 0) {
-    return Status(code, TextOf(round, transfer.absent(), /*ended=*/false));
+    return Status(code, TextOf(round, transfer.absent(), Hindrance::kLate));
   }
   const uint64_t gone = spec_.process_set->gone() & members_.processes;
   if (code == ErrorCode::kAborted && gone != 0) {
-    return Status(code, TextOf(round, gone, /*ended=*/true));
+    return Status(code, TextOf(round, gone, Hindrance::kEnded));
   }
   return Status(code, StrCat(Caller(round), ": ", status.message()));
 }
 
 std::string PeerFailure::TextOf(const LocalRound& round, uint64_t processes,
-                                bool ended) const {
+                                Hindrance hindrance) const {
+  const bool ended = hindrance == Hindrance::kEnded;
   std::vector<int> ranks;
   for (int rank = 0; rank < static_cast<int>(members_.process_of.size()); ++rank) {
     if ((processes >> members_.process_of[rank]) & 1) ranks.push_back(rank);
@@ -55,6 +54,13 @@ std::string PeerFailure::TextOf(const LocalRound& round, uint64_t processes,
     text += LastCallOf(__builtin_ctzll(mask), ended);
   }
   if (ended) return text + AdviceAfterEnd(processes);
+  if (hindrance == Hindrance::kDeadlock) {
+    return text +
+           " Each waits there for another one, and nothing else runs in any of them: "
+           "none can go on. Every rank must run the same collectives in the same "
+           "order. Before the next program call jaxcomm.finalize(), then "
+           "jaxcomm.init(), in every process.";
+  }
   return text +
          " They may have stopped or run a different program; see JAXCOMM_TIMEOUT. "
          "Before the next program call jaxcomm.finalize(), then jaxcomm.init(), in "

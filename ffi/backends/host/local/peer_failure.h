@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "ffi/backends/host/arena/process_set.h"
 #include "ffi/backends/host/arena/transfer.h"
 #include "ffi/backends/host/local/group_members.h"
 #include "ffi/backends/host/local/local_round.h"
@@ -17,8 +18,9 @@ class PeerFailure {
   PeerFailure(const CommunicatorSpec& spec, const GroupMembers& members)
       : spec_(spec), members_(members) {}
 
-  // That the processes of a mask have not come in time, or have ended.
-  std::string TextOf(const LocalRound& round, uint64_t processes, bool ended) const;
+  // That the processes of a mask hinder the round.
+  std::string TextOf(const LocalRound& round, uint64_t processes,
+                     Hindrance hindrance) const;
   // The failure of a transfer by another process, as this process sees it.
   Status StatusOf(const LocalRound& round, const Transfer& transfer) const;
 

@@ -191,8 +191,8 @@ void RoundCarrier::Continue(std::shared_ptr<Passage> passage) {
   pending.begin = passage->round->waiting_since;
   pending.timeout_seconds = context_.spec.timeout_seconds;
   pending.owner = context_.id;
-  pending.describe = [this, passage](uint64_t processes, bool ended) {
-    return failure_.TextOf(*passage->round, processes, ended);
+  pending.describe = [this, passage](uint64_t processes, Hindrance hindrance) {
+    return failure_.TextOf(*passage->round, processes, hindrance);
   };
   // Keeps the communicator, were it closed meanwhile.
   pending.done = [this, passage, owner = context_.owner.shared_from_this()] {
