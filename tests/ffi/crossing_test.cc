@@ -2,6 +2,8 @@
 // all sizes on all layouts: tests/processes.
 #include <algorithm>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <random>
 
@@ -73,6 +75,55 @@ TEST(a_process_that_is_ahead_meets_the_others_in_order) {
     });
     CHECK_EQ(wrong.load(), 0);
   }
+}
+
+// Two runs of one program under way at a time: whoever comes to a call of the second
+// run first does not meet the first one there.
+TEST(runs_that_overlap_meet_their_own_whoever_is_first) {
+  Processes processes(Blocks(2, 1));
+  std::deque<Calls> calls;
+  for (const uint64_t tag : {1, 2}) {
+    for (const int run : {1, 2}) {
+      calls.emplace_back(processes, "all_reduce", std::vector<int64_t>{}, 4, run, tag);
+      for (RankBuffers& rank : calls.back().buffers) {
+        rank.operand.assign(4, static_cast<float>(run));
+      }
+    }
+  }
+  // By place in `calls`: a process numbers runs as they come.
+  for (const int call : {0, 1, 2, 3}) calls[call].Begin(0);
+  for (const int call : {2, 3, 1, 0}) calls[call].Begin(1);
+  for (Calls& each : calls) {
+    each.EndAll();
+    for (const RankBuffers& rank : each.buffers) {
+      CHECK_EQ(rank.result[3], 2.0f * static_cast<float>(each.run));
+    }
+  }
+}
+
+// Of a thread of this process by its name, in nanoseconds.
+int64_t ProcessorTimeOf(const std::string& name) {
+  int64_t time = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string found;
+    std::getline(std::ifstream(task.path() / "comm"), found);
+    int64_t its = 0;
+    std::ifstream(task.path() / "schedstat") >> its;
+    if (found == name) time += its;
+  }
+  return time;
+}
+
+TEST(waiting_for_another_process_takes_no_processor_time) {
+  Processes processes(Blocks(2, 1));
+  Calls sum(processes, "all_reduce", {}, 4, 1);
+  sum.Begin(0);
+  LetOthersRun();
+  const int64_t before = ProcessorTimeOf("jaxcomm-arena");
+  for (int i = 0; i < 10; ++i) LetOthersRun();
+  CHECK_TRUE(ProcessorTimeOf("jaxcomm-arena") - before < 20'000'000);
+  sum.Begin(1);
+  sum.EndAll();
 }
 
 TEST(an_arena_costs_what_was_touched) {

@@ -52,6 +52,9 @@ TEST_ALONE(nothing_asks_nccl_for_what_stopped_devices_refuse, EXIT_SUCCESS) {
   TimeOut(*two.first, waits, kStopped);
   CHECK_EQ(waits.result[0], -1.0f);
   CHECK_TRUE(Until([] { return DevicesAreStopped(); }));
+  // What fails later is a consequence.
+  StopDevices("a later failure", {}, {});
+  CHECK_FAILS(DevicesStoppedError(), "not done after 1 s");
   // Whatever else is live has lost its devices as well, and says why.
   const Status refused = beside.Enqueue(*two.second);
   CHECK_FAILS(refused, "the GPUs of this process were stopped");
@@ -305,6 +308,18 @@ TEST(ranks_that_disagree_all_hear_who_differs_from_most) {
     CHECK_FAILS(refused, "JAXCOMM_CHECK: ranks disagree: rank 0 calls all_gather(");
     CHECK_FAILS(refused, "where rank 1 calls all_reduce(float32[1])");
     CHECK_EQ(part.result[0], -1.0f);
+  });
+}
+
+TEST(ranks_that_agree_go_on) {
+  auto communicator = MakeChecked();
+  ForRanks(3, [&](int device) {
+    for (int call = 0; call < 2; ++call) {
+      Psum sum(device);
+      CHECK_OK(sum.Enqueue(*communicator));
+      CHECK_EQ(sum.on.Synchronize(), cuda::kSuccess);
+      CHECK_EQ(sum.result[0], 3.0f);
+    }
   });
 }
 

@@ -89,6 +89,8 @@ TEST(shapes_that_do_not_divide_are_refused) {
                  "different types");
   CHECK_CONTAINS(Refusal({"check_positions", {}, 3, 3}),
                  "mistakes are rows of 3 int32");
+  CHECK_CONTAINS(Refusal("check_positions", {}, {Integers(3)}, {Integers(6)}),
+                 "leaf 0: an operand of 3 elements and a result of 6");
   CHECK_EQ(Refusal({"barrier", {}, 4, 4}), "");
 }
 

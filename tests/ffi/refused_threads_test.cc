@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "ffi/backends/host/arena/process_set.h"
+#include "ffi/backends/host/local/continuer.h"
 #include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/flight/dump_signal.h"
 #include "tests/ffi/processes.h"
@@ -50,6 +51,17 @@ TEST(a_communicator_without_threads_fails_its_calls) {
   Outcome outcome;
   zero.Arrive(*communicator, site.get(), 1, 100, &outcome);
   CHECK_CONTAINS(outcome.Wait(), kRefused);
+  // Nor does one wait for others that has all threads but that of the timeouts.
+  CHECK_OK(StartContinuing());
+  {
+    NoThreads refused;
+    communicator = MakeLocalCommunicator(Spec({{100, 101}}, kExpires));
+  }
+  RankBuffers unwatched(2, 2, 1);
+  Outcome never;
+  unwatched.Arrive(*communicator, site.get(), 1, 100, &never);
+  CHECK_TRUE(never.done());
+  if (never.done()) CHECK_CONTAINS(never.Wait(), kRefused);
   // The next one has its threads, that of the timeouts among them.
   communicator = MakeLocalCommunicator(Spec({{100, 101}}, kExpires));
   RankBuffers again(2, 2, 1);
