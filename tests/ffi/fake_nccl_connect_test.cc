@@ -1,4 +1,5 @@
 // Tests what ends the waits of a communicator that is being made, before its timeout.
+#include <cmath>
 #include <functional>
 #include <thread>
 
@@ -45,12 +46,15 @@ struct WithPeer {
                              {PeerOf(peer.pid(), 1)});
   }
   Status Make(std::shared_ptr<NcclWorld> world) {
+    const auto made = MakeWith(std::move(world));
+    return made.has_error() ? made.error() : OkStatus();
+  }
+  ErrorOr<std::shared_ptr<Communicator>> MakeWith(std::shared_ptr<NcclWorld> world) {
     CommunicatorSpec spec = Spec({{100, 101}}, kHangSeconds);
     spec.platform = "gpu";
     spec.processes = {{0, 1}};
     const NcclSpec how{std::move(world), {}, patience, {}, OnFailure::kPoison};
-    const auto made = MakeNcclCommunicator(std::move(spec), how);
-    return made.has_error() ? made.error() : OkStatus();
+    return MakeNcclCommunicator(std::move(spec), how);
   }
 
   Child peer;
@@ -64,6 +68,35 @@ TEST(a_process_that_ends_while_ranks_connect_is_noticed_at_once) {
     const Status status =
         While(stuck, [&] { with.peer.Kill(); }, [&] { return with.Make(world); });
     CHECK_FAILS(status, "process 1 (rank 1) has ended");
+  }
+}
+
+TEST_ALONE(a_process_that_ends_at_the_first_use_of_any_operation_is_named,
+           EXIT_SUCCESS) {
+  struct Use {
+    const char* collective;
+    std::vector<int64_t> params;
+    int64_t operand, result;
+  };
+  // In each, rank 0 needs something of rank 1, which never comes.
+  const std::vector<Use> uses = {
+      {"all_reduce", {}, 4, 4},        {"all_gather", {1}, 4, 8},
+      {"all_to_all", {1, 1, 1}, 4, 4}, {"broadcast", {1}, 4, 4},
+      {"gather", {0, 1}, 4, 8},        {"permute", {1, 0}, 4, 4},
+      {"reduce", {0}, 4, 4},           {"reduce_scatter", {1}, 4, 2},
+      {"scatter", {1, 1}, 4, 2}};
+  for (const Use& use : uses) {
+    WithPeer with;
+    const auto communicator = Must(with.MakeWith(Must(with.MakeWorld())));
+    const auto site = FloatSite(use.collective, use.params, use.operand, use.result);
+    Part part(0, site.get());
+    CHECK_OK(part.Enqueue(*communicator));
+    LetOthersRun();
+    CHECK_EQ(Cuda().StreamQuery(part.on.stream), cuda::kNotReady);
+    with.peer.Kill();
+    CHECK_EQ(part.on.Synchronize(), cuda::kSuccess);
+    CHECK_TRUE(std::isnan(part.result[0]));
+    CHECK_FAILS(part.Enqueue(*communicator), "has ended");
   }
 }
 
