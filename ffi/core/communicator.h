@@ -73,6 +73,8 @@ struct CommunicatorStats {
   int64_t in_flight = 0;     // calls in which a rank waits
   // Completed calls of one group, by collective.
   std::vector<std::pair<std::string, int64_t>> calls;
+  // Seconds that this process waited for others, by JAX's index of the other process.
+  std::vector<std::pair<int, double>> waited_for;
 };
 
 class Communicator {

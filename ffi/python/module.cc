@@ -138,6 +138,11 @@ nb::dict Stats(int64_t key) {
   }
   nb::dict calls;
   for (const auto& [name, count] : stats.calls) calls[name.c_str()] = count;
+  nb::dict waited_for;
+  for (const auto& [process, seconds] : stats.waited_for) {
+    waited_for[nb::int_(process)] = seconds;
+  }
+  out["waited_for"] = waited_for;
   out["bytes"] = stats.bytes;
   out["host_bytes"] = stats.host_bytes;
   out["device_bytes"] = stats.device_bytes;

@@ -88,6 +88,9 @@ class Communicator:
           * ``host_bytes``: held by the communicator itself;
           * ``device_bytes``: likewise on devices;
           * ``in_flight``: collectives some rank waits in;
+          * ``waited_for``: seconds in which this process slept since another one had
+            not come, by the number of that process. For the ``host`` backend, and
+            shared by all communicators between the same processes;
           * ``symmetric_calls``: calls of the ``nccl`` backend whose arrays all lay in a
             :class:`SymmetricPool`;
           * ``copied_calls``: calls that copy engines did;
@@ -104,6 +107,7 @@ class Communicator:
         found = _ffi.stats(self.key) if self.is_ours and not self.closed else {}
         return {
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
+            "waited_for": {},
             "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
             "one_shot": "", "is_suspended": False, **found,
         }  # fmt: skip

@@ -332,11 +332,18 @@ def _groups(records, missing):
     communicators = {}
     entries = collections.defaultdict(list)
     closed_by = collections.defaultdict(set)
+    # If one goes on without a communicator, records of others are older.
+    over = {
+        communicator.key
+        for found in records.values()
+        for communicator in found.communicators
+        if communicator.closed and _went_on_without(communicator, found)
+    }
     for process, found in records.items():
         for communicator in found.communicators:
+            if communicator.key in over:
+                continue
             if communicator.closed:
-                if _went_on_without(communicator, found):
-                    continue
                 closed_by[communicator.key].add(process)
             known = communicators.setdefault(communicator.key, communicator)
             if known.groups != communicator.groups:

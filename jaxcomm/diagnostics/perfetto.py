@@ -1,7 +1,8 @@
 """Flight records as a trace that https://ui.perfetto.dev and chrome://tracing open.
 
 The format is Chrome's "Trace Event Format": complete events ("X") on threads of
-processes, their names as metadata ("M"), and arrows between them ("s", "f").
+processes, their names as metadata ("M"), arrows between them ("s", "f"), and counters
+("C").
 """
 
 import dataclasses
@@ -11,8 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxcomm.diagnostics import record
-from jaxcomm.diagnostics.alignment import meetings
+from jaxcomm.diagnostics import record, waits
+from jaxcomm.diagnostics.alignment import Group, meetings
 from jaxcomm.diagnostics.merge import Merged
 from jaxcomm.diagnostics.record import CommunicatorRecord, Entry
 
@@ -133,6 +134,7 @@ def _events(
             for arrow in _arrows(bars, track_of, begin):
                 number = next(numbers)
                 yield from ({**end, "id": number} for end in arrow)
+        yield from _waits(group, begin)
 
 
 def _pid(process: int) -> int:
@@ -213,6 +215,24 @@ def _arrows(bars, track_of, origin: float) -> Iterator[tuple[dict, dict]]:
             {**arrow, "ph": "s", "pid": pid, "tid": tid},
             {**arrow, "ph": "f", "bp": "e", "pid": to_pid, "tid": to_tid},
         )
+
+
+def _waits(group: Group, origin: float) -> Iterator[dict[str, Any]]:
+    """Yield for each rank a counter of the seconds that others waited for it."""
+    total = dict.fromkeys(group.entries, 0.0)
+    for wait in waits.waits(group):
+        process = group.process_of[wait.rank]
+        if process is None:
+            continue
+        total[wait.rank] += max(wait.seconds.values())
+        rank = f"rank {wait.rank} of group {group.index}"
+        yield {
+            "name": f"others waited for {rank} over {group.communicator.title}",
+            "ph": "C",
+            "pid": _pid(process),
+            "ts": _microseconds(wait.began - origin),
+            "args": {"seconds": round(total[wait.rank], 6)},
+        }
 
 
 def _microseconds(seconds: float) -> float:

@@ -27,7 +27,7 @@ STATES = {
     "Z": "has ended",
 }
 STOPPED = ("T", "t")
-_SIGNAL_BASE = 128
+SIGNAL_BASE = 128
 _MOST = 4096
 
 
@@ -75,9 +75,9 @@ def describe(status: int) -> str:
     >>> describe(137), describe(3)
     ('was ended by SIGKILL', 'ended with status 3')
     """
-    if status > _SIGNAL_BASE:
+    if status > SIGNAL_BASE:
         try:
-            return f"was ended by {signal.Signals(status - _SIGNAL_BASE).name}"
+            return f"was ended by {signal.Signals(status - SIGNAL_BASE).name}"
         except ValueError:
             pass
     return f"ended with status {status}"

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics.seen import STOPPED, Seen
+from jaxcomm.diagnostics.seen import SIGNAL_BASE, STOPPED, Seen
 
 # A process is slow if others waited so long for it in all, and for this share of the
 # time; and nobody was waited for twice as long.
@@ -64,6 +64,11 @@ class Account:
         return bool(status or self.raised) and not self.has_failed
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        return ((self.seen.status if self.seen else None) or 0) > SIGNAL_BASE
+
+    @property
     def name(self) -> str:
         """``"process 2 (pid 4711, host node7)"``."""
         known = [
@@ -93,9 +98,11 @@ def _seen(is_so: Callable[[Seen], bool]) -> Clue:
 
 # Any of these is a reason to suspect somebody.
 _ACCUSING: tuple[Clue, ...] = (
+    _that(lambda each: each.died and each.was_killed),
+    # An exception elsewhere may be about the process that is stopped.
+    _seen(lambda seen: seen.state in STOPPED),
     _that(lambda each: each.died),
     _that(lambda each: bool(each.strayed)),
-    _seen(lambda seen: seen.state in STOPPED),
     _seen(lambda seen: seen.was_given_up),
     # Who waits for somebody else is not the first cause.
     _that(lambda each: each.is_missing and not each.waits_in),

@@ -36,6 +36,8 @@ _LOOK_SECONDS = 0.1
 SIGNAL_BASE = 128
 # Between looks at records that are to come.
 _ANSWER_SECONDS = 0.02
+# A process that is stopped for so long is lost, if no other one watches it.
+_STOPPED_SECONDS = 5.0
 # Survivors wait for the end of one that they gave up.
 _LAST_PATIENCE_SECONDS = 0.6
 # What a process reports, see child.py: its number, then its status, that all have
@@ -115,6 +117,9 @@ class Job:
         self._ends = ends
         self._witness = witness
         self._report = report
+        # Whose programs have ended well, and since when others have been stopped.
+        self._done: set[int] = set()
+        self._stopped: dict[int, float] = {}
         # What is asked, and what is done once that is answered.
         self._inquiries: list[tuple[Inquiry, Callable[[], None]]] = []
         self._all = dict(self._running)
@@ -155,7 +160,7 @@ class Job:
                 left = min([self._deadline, *self._killed.values()]) - time.monotonic()
                 if self._inquiries:
                     left = min(left, _ANSWER_SECONDS)
-                if unwatched:
+                if unwatched or self._is_alone_in_watching():
                     left = min(left, _LOOK_SECONDS)
                 # Epoll gives them in the order in which they happened, so the first
                 # failure comes first though we come late.
@@ -176,6 +181,8 @@ class Job:
                 unwatched = [p for p in unwatched if p.number in self._running]
                 self._take_answers()
                 self._leave_behind()
+                if self._is_alone_in_watching():
+                    self._give_up_stopped()
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()
@@ -252,6 +259,7 @@ class Job:
             if ready == b"ready":
                 self._is_ready = True
             elif ready:
+                self._done.add(int(number))
                 self._witness.note(int(number), 0)
             elif status:
                 self._fail(int(number), int(status))
@@ -290,6 +298,31 @@ class Job:
         how = "was given up by the others"
         self._fail(number, SIGNAL_BASE + signal.SIGKILL, how, is_given_up=True)
         return True
+
+    def _is_alone_in_watching(self) -> bool:
+        """Return whether perhaps no process misses another one of an elastic job.
+
+        They wait for all to join, or the last ones are about to end.
+        """
+        if self._least is None or self._stopping or self._inquiries:
+            return False
+        have_ended_some = bool(self._done) or len(self._running) < len(self._all)
+        return not self._is_ready or have_ended_some
+
+    def _give_up_stopped(self):
+        """End those that have been stopped for long: nobody else would."""
+        now = time.monotonic()
+        stopped = {n for n, p in self._running.items() if p.state() == "T"}
+        self._stopped = {n: self._stopped.get(n, now) for n in stopped}
+        others = self._running.keys() - stopped
+        if self._is_ready and not others <= self._done:
+            return
+        for number, since in self._stopped.items():
+            if now - since >= _STOPPED_SECONDS and number in self._living:
+                how = "was stopped, and given up"
+                status = SIGNAL_BASE + signal.SIGKILL
+                self._fail(number, status, how, is_given_up=True)
+                return
 
     def _end_given_up(self, number):
         if number in self._running:

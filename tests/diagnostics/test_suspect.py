@@ -110,7 +110,7 @@ def test_one_is_guilty_whatever_happened_to_others_since(fault):
         )
 
 
-STRONGER = ("killed", "did something else", "stopped", "asleep")
+STRONGER = ("killed", "stopped", "raised", "did something else", "asleep")
 
 
 @pytest.mark.parametrize("stronger", range(1, len(STRONGER)))

@@ -18,7 +18,7 @@ def events(tmp_path):
     def write(merged):
         perfetto.save(merged, tmp_path / "trace.json")
         document = json.loads((tmp_path / "trace.json").read_text())
-        found = {"M": [], "X": [], "s": [], "f": []}
+        found = {"M": [], "X": [], "s": [], "f": [], "C": []}
         for event in document["traceEvents"]:
             found[event["ph"]].append(event)
         return found
@@ -108,3 +108,20 @@ def test_arrows_lead_from_the_last_to_come_to_those_that_waited(job, events):
         assert bar_of[arrow["pid"], arrow["tid"]]["args"]["rank"] == 2
         reached.add(bar["args"]["rank"])
     assert (reached, ends) == ({0, 1, 3}, {})
+
+
+def test_for_whom_others_waited_is_counted(job, events):
+    """Each call of the fixture is a second later. The first meeting compiles."""
+    for late in 3, 2, 2:
+        others = "0123".replace(str(late), "")
+        job.did(others, "psum", seconds=3.0).did(late, "psum", seconds=2.0)
+    merged = job.merged()
+    counters = [(e["name"], e["pid"], e["args"]) for e in events(merged)["C"]]
+    name = "others waited for rank 2 of group 0 over axes ('i',), lane 'default'"
+    assert counters == [(name, 2, {"seconds": 1.0}), (name, 2, {"seconds": 2.0})]
+    (waited,) = merged.to_json()["waited_for"]
+    assert waited["seconds"] == {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0}
+    assert "others waited 2 s for rank 2 of group 0 over axes ('i',)" in str(merged)
+    # Both processes have two ranks, and ranks 0 and 1 are of the other one.
+    assert merged.suspect.startswith("suspect: process 1 (pid 101, host node7): last ")
+    assert merged.suspect.endswith("process 0 waited 2 s for it in all; it is slow")

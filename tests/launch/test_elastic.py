@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from jaxcomm.launch import job
+
 pytestmark = pytest.mark.multiprocess
 
 # Each process comes once all have, or have ended.
@@ -15,6 +17,7 @@ tell(f"pid-{i}", str(os.getpid()))
 pids = [int(hear(f"pid-{k}")) for k in range(count)]
 """
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def test_any_process_may_end_the_first_too(launch, notes):
@@ -57,14 +60,16 @@ print("process", i, "is done")
     assert "done after 1 restart" in err
 
 
-def test_if_a_process_dies_before_all_have_joined_the_others_join_without_it(
-    launch, notes
+@pytest.mark.parametrize("cause", [KILLED, STOPPED])
+def test_if_a_process_is_lost_before_all_have_joined_the_others_join_without_it(
+    cause, launch, notes, monkeypatch
 ):
+    monkeypatch.setattr(job, "_STOPPED_SECONDS", 0)
     status, out, err = launch(
         f"""
 if i == 1 and not os.path.exists(note("died")):
     tell("died")
-    {KILLED}
+    {cause}
 {PROGRAM}
 print("process", i, "of", count, "is done")
 """,
@@ -86,6 +91,29 @@ def test_too_few_that_join_are_a_failure(cause, launch):
     )
     assert status == (137 if cause == KILLED else 1)
     assert "starting again" not in err
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError('mine')"])
+def test_one_that_is_stopped_as_the_others_end_does_not_hold_up_the_job(
+    ending, launch, notes, monkeypatch, assert_gone
+):
+    """Nobody else misses it."""
+    monkeypatch.setattr(job, "_STOPPED_SECONDS", 0)
+    status, out, err = launch(
+        f"""{PROGRAM}
+if i == 1: {STOPPED}
+print("process", i, "is done")
+{ending}
+""",
+        processes=2,
+        elastic=True,
+        grace=0.5,
+    )
+    assert "process 0 is done" in out
+    # Of the one that ends the job: nobody is left then.
+    assert status == (137 if ending else 0), err
+    assert "process 1 was stopped, and given up" in err
+    assert_gone([(notes / "pid-1").read_text()])
 
 
 def test_a_process_that_failed_and_stays_is_ended_with_the_job(launch, notes):

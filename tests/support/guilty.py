@@ -56,12 +56,12 @@ class Loop:
         self.is_guilty = jax.process_index() == guilty
         self.step, self.state, self.before = 0, 0, 0
         auto = jax.sharding.AxisType.Auto
-        self.use(jax.make_mesh((jax.device_count(),), ("i",), (auto,)))
+        self.mesh = jax.make_mesh((jax.device_count(),), ("i",), (auto,))
         self.points = [(0, self.mesh.size)]
 
-    def use(self, mesh):
-        """Compiles everything for a mesh: a wait is then for a process, not for XLA."""
-        self.mesh = mesh
+    def compile(self):
+        """Compiles everything: a wait is then for a process, not for XLA."""
+        mesh = self.mesh
         sharding = jax.NamedSharding(mesh, jax.P("i"))
 
         def compiled(collective, count):
@@ -121,9 +121,12 @@ class Loop:
     def run(self):
         is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
         errors = jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError
-        must_agree = False
+        is_compiled = must_agree = False
         while self.step < self.steps:
             try:
+                if not is_compiled:
+                    self.compile()
+                is_compiled = True
                 if must_agree:
                     self.agree()
                 self.advance()
@@ -133,8 +136,8 @@ class Loop:
             except errors:
                 if not is_elastic:
                     raise
-                self.use(jaxcomm.shrink(self.mesh, "i", timeout=SHRINK_SECONDS))
-                must_agree = True
+                self.mesh = jaxcomm.shrink(self.mesh, "i", timeout=SHRINK_SECONDS)
+                is_compiled, must_agree = False, True
         print(f"STATE {self.state} {self.points}", flush=True)
 
 

@@ -1,6 +1,7 @@
 #include "ffi/backends/host/arena/process_set.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <thread>
@@ -60,6 +61,8 @@ struct ProcessSet::State {
   bool EndDeadlock(Clock::time_point last_moved, Clock::time_point now,
                    double* seconds);
   uint64_t Gone() const;
+  // Sleeps until somebody rings, and counts for whom transfers waited meanwhile.
+  void Sleep(uint32_t seen, double seconds);
 
   const std::vector<Peer> peers;
   Arena arena;
@@ -67,6 +70,8 @@ struct ProcessSet::State {
   bool has_waited = false;
   std::atomic<uint64_t> dead{0};  // mask of processes that have ended
   std::atomic<bool> stopping{false};
+  // Written by Progress() alone.
+  std::array<std::atomic<double>, kMaxProcesses> waited{};
 
   Mutex mutex;
   std::vector<PendingTransfer> incoming GUARDED_BY(mutex);
@@ -122,6 +127,16 @@ ProcessSet::~ProcessSet() {
 
 Arena& ProcessSet::arena() const { return state_->arena; }
 const std::vector<Peer>& ProcessSet::peers() const { return state_->peers; }
+std::vector<std::pair<int, double>> ProcessSet::waited() const {
+  std::vector<std::pair<int, double>> waited;
+  for (size_t i = 0; i < state_->peers.size(); ++i) {
+    if (static_cast<int>(i) == state_->arena.self()) continue;
+    waited.emplace_back(state_->peers[i].process_index,
+                        state_->waited[i].load(std::memory_order_relaxed));
+  }
+  return waited;
+}
+
 uint64_t ProcessSet::gone() const { return state_->Gone(); }
 
 bool ProcessSet::RunBriefly(Transfer* transfer) const {
@@ -305,6 +320,19 @@ bool ProcessSet::State::EndDeadlock(Clock::time_point last_moved, Clock::time_po
   return false;
 }
 
+void ProcessSet::State::Sleep(uint32_t seen, double seconds) {
+  uint64_t absent = 0;
+  for (const PendingTransfer& mine : active) absent |= mine.transfer->absent();
+  const Clock::time_point begin = Clock::now();
+  arena.process(arena.self()).doorbell.Sleep(seen, seconds);
+  const double slept = std::chrono::duration<double>(Clock::now() - begin).count();
+  for (; absent != 0; absent &= absent - 1) {
+    std::atomic<double>& of_process = waited[__builtin_ctzll(absent)];
+    of_process.store(of_process.load(std::memory_order_relaxed) + slept,
+                     std::memory_order_relaxed);
+  }
+}
+
 void ProcessSet::State::Progress() {
   Clock::time_point last_moved = Clock::now(), last_checked = last_moved;
   double seconds = 0;
@@ -335,7 +363,7 @@ void ProcessSet::State::Progress() {
     if (!moved && !failed && !has_incoming.load(std::memory_order_acquire) &&
         !stopping.load(std::memory_order_acquire) &&
         !EndDeadlock(last_moved, now, &seconds)) {
-      doorbell.Sleep(seen, seconds);
+      Sleep(seen, seconds);
     }
     deadlock.GoOn();
     doorbell.WakeUp();

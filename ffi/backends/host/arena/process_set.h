@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/host/arena/arena.h"
@@ -72,6 +73,9 @@ class ProcessSet : public std::enable_shared_from_this<ProcessSet> {
 
   // The processes that have ended or left, as a mask.
   uint64_t gone() const;
+  // The seconds for which this process has slept since another one had not come to what
+  // it waits in, by JAX's index of that process.
+  std::vector<std::pair<int, double>> waited() const;
 
  private:
   struct State;

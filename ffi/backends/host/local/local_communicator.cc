@@ -122,6 +122,7 @@ CommunicatorStats LocalCommunicator::stats() const {
   for (int i = 0; i < Plan::kKinds; ++i) {
     if (calls[i] > 0) stats.calls.emplace_back(KindName(Plan::Kind(i)), calls[i]);
   }
+  if (spec().process_set != nullptr) stats.waited_for = spec().process_set->waited();
   return stats;
 }
 
