@@ -164,6 +164,7 @@ def test_who_waits_for_want_of_threads_is_told_how_many_would_do(
     )
     assert output.count("still waiting: psum(float32[") == bool(said), output
     assert said or "PJRT_NPROC" not in output
+    assert not said or "rank 1 of 4 has not come for 1 s. XLA's CPU client" in output
     for which in ("RAISED:", "still waiting:") if said else ():
         line = output[output.index(which) :].partition("\n")[0]
         for part in said.split("|"):

@@ -26,6 +26,7 @@ class Job:
         self.entries = collections.defaultdict(list)
         self.counts = collections.Counter()
         self.time = NOW
+        self.closed = set()
 
     def did(
         self, ranks, operation, state="completed", site="a", run=1, signature=None, *,
@@ -58,7 +59,7 @@ class Job:
             {
                 "key": f"{hash(axes) % 2**64:016x}", "axes": axes, "lane": "default",
                 "backend": self.backend, "platform": platform, "groups": self.groups,
-                "timeout_seconds": 300.0,
+                "timeout_seconds": 300.0, "closed": (process, axes) in self.closed,
                 "entries": entries,
             }
             for (owner, axes, platform), entries in self.entries.items()

@@ -102,10 +102,29 @@ def test_a_process_that_hangs_in_block_until_ready_answers_the_signal(start, fol
     for rank, line in enumerate(lines[1:]):
         where = rf"  axes \('i',\), lane 'default': rank {rank} of 4 \(cpu:{rank}\) "
         assert re.fullmatch(where + (done if rank == 1 else waits), line)
+    # And what its threads of Python do.
+    assert "(most recent call first):" in process.stderr.readline()
     # It goes on as if nothing had been.
     out, err = waiting.ended(process, "\n")
     assert (process.returncode, out, err) == (0, "[0. 1. 2. 3.]\n", "")
     assert not folder.exists()
+
+
+def test_stacks_are_read_though_a_thread_keeps_the_lock_of_the_interpreter(start):
+    process = start(
+        "jax.block_until_ready(program(x))\n"
+        "print('keeps it', flush=True)\n"
+        "sum(range(10**12))",
+        dump_dir="",
+    )
+    assert process.stdout.readline() == "keeps it\n"
+    process.send_signal(signal.SIGUSR1)
+    said = []
+    while not said or "keeps the interpreter's lock" not in said[-1]:
+        said.append(process.stderr.readline())
+        assert said[-1], said
+    assert re.search(r'File "<string>", line \d+ in <module>', "".join(said))
+    process.kill()
 
 
 def test_a_failure_says_why_it_leaves_no_record(finish, folder):

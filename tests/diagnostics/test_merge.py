@@ -274,3 +274,44 @@ def test_files_that_cannot_be_compared_are_refused_by_name(job, make_job):
             paths[1].write_text(json.dumps(odd))
         with pytest.raises(RecordError, match=text):
             merge_files(files)
+
+
+def test_what_a_process_closed_shows_how_far_it_came(make_job):
+    """As after a step that one skipped: it is done while others have one more."""
+    job = make_job(devices={0: [0], 1: [2048], 2: [4096]})
+    job.did("012", "psum").did("012", "psum", run=2).did("02", "psum", "failed", run=3)
+    job.closed.add((1, "('i',)"))
+    merged = job.merged()
+    (finding,) = merged.findings
+    assert finding.text == (
+        "rank 1 (process 1, cpu:2048) last completed psum(float32[4]) #2, and closed "
+        "the communicator; rank 0 (process 0, cpu:0) and rank 2 (process 2, cpu:4096) "
+        "gave up in psum(float32[4]) #3"
+    )
+    assert merged.suspect.startswith(
+        "suspect: process 1 (pid 101, host node7): last completed psum #2; processes "
+        "0, 2 wait in psum #3 for 0.5 s; "
+    )
+
+
+def test_without_what_some_went_on_from_nobody_is_blamed_for_it_again(make_job):
+    """The record of process 2 is older: it was written as the first failure was."""
+    job = make_job(devices={0: [0], 1: [2048], 2: [4096], 3: [6144]})
+    job.did("0123", "psum").did("023", "psum", "failed", run=2)
+    job.did("03", "psum", run=3, axes="('j',)")
+    job.closed |= {(process, "('i',)") for process in (0, 3)}
+    assert job.merged(0, 2, 3).findings == []
+
+
+def test_devices_of_several_that_left_no_record_are_told_by_their_order(make_job):
+    job = make_job(devices={i: [2 * i, 2 * i + 1] for i in range(4)})
+    job.did("01234567", "psum").did("0167", "psum", "failed", run=2)
+    silent = (
+        "it is not seen to do anything; it left no record: the others tell what it did "
+        "last"
+    )
+    assert job.merged(0, 3).suspect == (
+        f"suspect: process 1: last completed psum #1; processes 0, 3 wait in psum #2 "
+        f"for 0.5 s; {silent}; equally likely: process 2: last completed psum #1, and "
+        f"{silent}"
+    )

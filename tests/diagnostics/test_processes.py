@@ -53,6 +53,10 @@ def test_records_name_the_rank_that_holds_up_the_others_and_the_one_that_was_kil
             )
             waiting.until(lambda process=process, text=text: text in process.said())
         merged = merge_files(paths)
+        processes[0].ask(
+            "waited = lambda: jaxcomm.communicators()[0].stats()['waited_for']\n"
+            "answer = waiting.until(lambda: waited()[1] > 0)"
+        )
         processes[1].popen.kill()
         text = "process 0 of 2: a collective failed ("
         waiting.until(

@@ -41,6 +41,10 @@ def test_others_that_wait_are_told_at_once_who_ended_and_how(start):
             assert "psum(float32[1,3]) over axes ('i',)" in text
             assert f"rank {leaver.index}, gone with process {leaver.index} " in text
             assert f"(pid {leaver.pid}), which {left}." in text
+            # One that ended by itself is not lost: others have more steps than it.
+            advice = "shrink(mesh, axis)" if left == "died" else "have had fewer steps"
+            assert advice in text
+            assert ("shrink" in text) == (left == "died")
         assert leaver.ends() == status, leaver.said()
     assert "Mine: of my own" in processes[4].said()
     assert "KeyboardInterrupt" in processes[1].said()

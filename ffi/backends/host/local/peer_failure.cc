@@ -105,9 +105,8 @@ uint64_t PeerFailure::HaveLeft(uint64_t processes) const {
 std::string PeerFailure::AdviceAfterEnd(uint64_t processes) const {
   if (HaveLeft(processes) == processes) {
     return " It ended, or called jaxcomm.finalize(), before this collective. It may "
-           "have "
-           "had fewer steps, or raised an exception: every process must run the same "
-           "collectives.";
+           "have had fewer steps, or raised an exception: every process must run the "
+           "same collectives.";
   }
   for (uint64_t mask = processes; mask != 0; mask &= mask - 1) {
     const int process = __builtin_ctzll(mask);
