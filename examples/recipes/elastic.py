@@ -1,6 +1,7 @@
-"""Elastic training: a process is killed, and the others go on in place."""
+"""Elastic training: one is killed, another hangs, and the others go on in place."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,9 @@ import numpy as np
 import jaxcomm
 
 AXES = "data", "context"
+# By step and process, for show.
+FAULTS = {(12, 0): signal.SIGKILL, (22, 2): signal.SIGSTOP}
+SECONDS = 15.0  # that a rank waits for one that hangs; 300 if left out
 MOST_LATE = 3  # failures in a row by which nobody is lost
 
 
@@ -45,7 +49,8 @@ def put(mesh, array, *spec):
 
 def train(mesh):
     """Train on fewer and fewer rows of the mesh, if processes end."""
-    jaxcomm.init(mesh, "data", AXES, policy=jaxcomm.CommPolicy(on_failure="poison"))
+    poison = jaxcomm.CommPolicy(on_failure="poison")
+    jaxcomm.init(mesh, "data", AXES, policy=poison, timeout=SECONDS)
     step, done, has_shrunk, late = make_step(mesh), 0, False, 0
     params = before = put(mesh, np.zeros((16, 16), np.float32))
     while done < 30:
@@ -55,8 +60,8 @@ def train(mesh):
             if has_shrunk:
                 own, has_shrunk = np.asarray(params.addressable_data(0)), False
                 params = put(mesh, own)
-            if done == 12 and jax.process_index() == 0:
-                os.kill(os.getpid(), 9)  # SIGKILL
+            if fault := FAULTS.get((done, jax.process_index())):
+                os.kill(os.getpid(), fault)
             shape = 4 * mesh.shape["data"], 8, 16  # four sequences a row
             batch = np.random.default_rng(done).random(shape, np.float32)
             new, loss = jaxcomm.check(step(params, put(mesh, batch, *AXES)))
@@ -64,7 +69,7 @@ def train(mesh):
             if done % 10 == 0 and jax.process_index() == 1:
                 print(f"step {done}: loss {loss:.4f}, {mesh.shape['data']} rows")
         except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError):
-            smaller = jaxcomm.shrink(mesh, "data")
+            smaller = jaxcomm.shrink(mesh, "data", timeout=SECONDS)
             if smaller is mesh and (late := late + 1) > MOST_LATE:
                 raise  # again and again nobody was lost: it is another error
             if smaller is not mesh:
