@@ -45,9 +45,6 @@ def _kept():
 
 
 OPTIONS = {
-    "causal": dense.Options(is_causal=True),
-    "window": dense.Options(window=(6, 3)),
-    "documents": dense.Options(query_ids=_documents(1)),
     "causal window in documents": dense.Options(
         is_causal=True, window=(4, 9), query_ids=_documents(2)
     ),
@@ -81,19 +78,16 @@ OPTIONS = {
 # All options at once in each strategy, and apart what it treats in its own way. Each
 # strategy meets several schedules and sizes; tests of the ring add more.
 CASES = [
-    ("ring", "zigzag", 8, "window"),
     ("ring", "contiguous", 4, "causal window in documents"),
     ("ring", "zigzag", 1, "causal lengths"),
     ("ring", "contiguous", 8, "bias"),
     ("ring", "striped", 1, "bias of rows"),
     ("ring", "striped", 4, "all"),
-    ("all_gather", "contiguous", 2, "documents"),
     ("all_gather", "striped", 4, "lengths"),
     ("all_gather", "zigzag", 3, "all"),
     ("halo", "striped", 3, "sinks of empty rows"),
     ("halo", "zigzag", 4, "bias of keys"),
     ("halo", "contiguous", 8, "all"),
-    ("ulysses", "contiguous", 4, "causal"),
     ("ulysses", "striped", 8, "bias of keys"),
     ("ulysses", "zigzag", 2, "all"),
     (Usp(2), "striped", 4, "bias"),

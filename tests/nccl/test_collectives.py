@@ -73,15 +73,3 @@ def test_what_is_gathered_instead_stays_within_its_groups(make_mesh):
         found, models.apply_by_group(mesh, ("i",), models.all_reduce("max"), x, groups)
     )
     assert {m.backend for m in jaxcomm.communicators()} == {"nccl"}
-
-
-def test_a_gradient_beside_integers(make_mesh):
-    """They have no cotangents, for which bytes travel."""
-
-    def loss(x, n):
-        x, n = jaxcomm.all_gather((x, n), "i")
-        return (x * (1 + n.astype(x.dtype))).sum()
-
-    program = models.over(make_mesh(i=4), jax.grad(loss), (jax.P("i"), jax.P("i")))
-    n = np.arange(4, dtype=np.int32)
-    np.testing.assert_array_equal(program(np.ones(4, np.float32), n), 4 * (n + 1))

@@ -69,16 +69,7 @@ def test_what_nobody_sees_is_not_sent(make, lengths, sends):
 
 
 @pytest.mark.parametrize("many", [1024, 1])
-@pytest.mark.parametrize(
-    ("strategy", "lengths"),
-    [
-        ("ring", WHOLE),
-        ("ring", SOME),
-        ("ring", ALL),
-        ("halo", ALL),
-        ("all_gather", ALL),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "lengths"), EACH)
 def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents."""
     for name, value in ("_FEW", 1), ("_MANY", many):
@@ -140,15 +131,8 @@ def test_a_mapped_batch_goes_one_way():
 
 @pytest.mark.parametrize(
     ("strategy", "lengths", "size"),
-    [
-        # One rank has no hops, which look for all ranks.
-        ("ring", WHOLE, 1),
-        ("ring", WHOLE, SIZE),
-        ("ring", SOME, SIZE),
-        ("ring", ALL, SIZE),
-        ("halo", ALL, SIZE),
-        ("all_gather", ALL, SIZE),
-    ],
+    # One rank has no hops, which look for all ranks.
+    [("ring", WHOLE, 1), *((*each, SIZE) for each in EACH)],
 )
 def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths, size):
     arrays, _ = arrays_of()
