@@ -315,3 +315,15 @@ def test_devices_of_several_that_left_no_record_are_told_by_their_order(make_job
         f"for 0.5 s; {silent}; equally likely: process 2: last completed psum #1, and "
         f"{silent}"
     )
+
+
+def test_of_one_against_one_both_are_named(job):
+    job.did("01", "psum", "failed").did("23", "pmax", "failed", "b")
+    (finding,) = job.merged().findings
+    assert (finding.ranks, finding.rivals) == ((2, 3), (0, 1))
+    assert job.merged().suspect == (
+        "suspect: process 0 (pid 100, host node7): completed no collective on record; "
+        "nobody else waits in a collective; it came to psum(float32[4]) #1 instead; "
+        "equally likely: process 1 (pid 101, host node7): completed no collective on "
+        "record, and it came to pmax(float32[4]) #1 instead"
+    )

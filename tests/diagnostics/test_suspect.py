@@ -110,6 +110,12 @@ def test_one_is_guilty_whatever_happened_to_others_since(fault):
         )
 
 
+@pytest.mark.parametrize("fault", ["ended early", "asleep"])
+def test_of_two_that_did_not_come_one_may_be_told_from_one_that_computes(fault):
+    accounts = [account(0, OF["computes"][0]), account(1, OF[fault][0]), waits(2)]
+    assert [each.process for each in judge(accounts)] == [1]
+
+
 STRONGER = ("killed", "stopped", "raised", "did something else", "asleep")
 
 
