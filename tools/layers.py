@@ -46,7 +46,6 @@ PARTS = {name: level for level, names in enumerate(LAYERS) for name in names}
 MAY_BE_LATE = {
     "communicator/failures.py": "a signal handler's thread",
     "launch/child.py": "the program to launch chooses when JAX is imported",
-    "launch/records.py": "most runs do not fail, and need no merge",
 }
 # What JAX may change without notice. Others call a function of compat/.
 PRIVATE_MODULES = r"jax\._src\b|jax\.interpreters\.(?!ad\b|batching\b)"
