@@ -46,7 +46,7 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
   if (joined != nullptr) {
     FailIfCallsDifferLocked(joined, request);
   } else {
-    joined = places.free != nullptr ? places.free : places.stale;
+    joined = places.free;
     if (joined == nullptr) {
       AskToBeRungLocked();
       return nullptr;
@@ -62,9 +62,6 @@ Crossing* Arena::Join(const CrossingRequest& request, bool wants_channel) {
 Arena::Places Arena::FindLocked(const CrossingKey& key) const {
   const auto relaxed = std::memory_order_relaxed;
   const int home = static_cast<int>(key.Hash() % kCrossings);
-  const auto is_older = [&](const Crossing* a, const Crossing* b) {
-    return b == nullptr || a->opened.load(relaxed) < b->opened.load(relaxed);
-  };
   Places places;
   for (int probe = 0; probe < kProbes; ++probe) {
     Crossing* const candidate = crossing((home + probe) % kCrossings);
@@ -76,11 +73,10 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
                candidate->tag.load(relaxed) == key.tag &&
                !seat(candidate, self()).Has(Seat::kCame)) {
       // A process that waits for nobody may be several executions ahead: the oldest.
-      if (is_older(candidate, places.found)) places.found = candidate;
-    } else if (candidate->error.load(relaxed) != 0 &&
-               candidate->here.load(relaxed) == candidate->left.load(relaxed) &&
-               is_older(candidate, places.stale)) {
-      places.stale = candidate;
+      if (places.found == nullptr ||
+          candidate->opened.load(relaxed) < places.found->opened.load(relaxed)) {
+        places.found = candidate;
+      }
     }
   }
   return places;
@@ -88,13 +84,6 @@ Arena::Places Arena::FindLocked(const CrossingKey& key) const {
 
 void Arena::OpenLocked(Crossing* crossing, const CrossingRequest& request) {
   const auto relaxed = std::memory_order_relaxed;
-  if (crossing->state.load(relaxed) != Crossing::kFree) {
-    // A stale one may still have a channel.
-    ReturnChannelLocked(crossing);
-    // Free while it is rewritten, should this process be killed in between.
-    crossing->state.store(Crossing::kFree, relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  }
   crossing->communicator.store(request.key.communicator, relaxed);
   crossing->group.store(request.key.group, relaxed);
   crossing->run.store(request.key.run, relaxed);
@@ -167,11 +156,9 @@ bool Arena::CleanUpLocked(Crossing* crossing) {
   // the lock. The checks below hold for whatever occupies the slot now.
   const uint64_t left = crossing->left.load(std::memory_order_acquire);
   const uint64_t members = crossing->members.load(relaxed);
-  if (left != crossing->here.load(relaxed)) return false;
-  if (left != members && crossing->error.load(relaxed) == 0) return false;
-  // Latecomers to a failed crossing never use its channel, so it can be returned now.
+  if (left != members || left != crossing->here.load(relaxed)) return false;
   ReturnChannelLocked(crossing);
-  if (left == members) crossing->state.store(Crossing::kFree, relaxed);
+  crossing->state.store(Crossing::kFree, relaxed);
   return true;
 }
 
@@ -182,9 +169,7 @@ void Arena::LeaveSeat(Crossing* crossing, int process) {
   seat(crossing, process).Add(Seat::kLeft);
   const uint64_t bit = uint64_t{1} << process;
   const uint64_t left = crossing->left.fetch_or(bit, std::memory_order_acq_rel) | bit;
-  if (left == members || crossing->error.load(std::memory_order_acquire) != 0) {
-    CleanUp(crossing);
-  }
+  if (left == members) CleanUp(crossing);
 }
 
 void Arena::Leave(Crossing* crossing) { LeaveSeat(crossing, self()); }

@@ -88,7 +88,6 @@ class Arena : public ArenaMemory {
   struct Places {
     Crossing* found = nullptr;  // open, and this process has not been there
     Crossing* free = nullptr;
-    Crossing* stale = nullptr;  // failed and empty, kept for processes that come late
   };
   Places FindLocked(const CrossingKey& key) const;
   void OpenLocked(Crossing* crossing, const CrossingRequest& request);

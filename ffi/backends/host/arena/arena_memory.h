@@ -92,7 +92,7 @@ struct alignas(kLine) Crossing {
   std::atomic<uint64_t> here;    // mask of the members that have come
   std::atomic<uint64_t> left;    // mask of the members that are done with it
   std::atomic<uint32_t> error;   // an ErrorCode, 0 while all is well
-  std::atomic<uint64_t> opened;  // counts crossings: the oldest failed goes first
+  std::atomic<uint64_t> opened;  // counts crossings: of one key the oldest goes first
   SharedText<256> call;          // of the first to come: "psum(float32[4])"
   SharedText<1024> failure;
 };
