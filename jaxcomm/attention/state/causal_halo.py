@@ -95,6 +95,7 @@ def causal_halo(
         else:
             most = checked_most(most_fragments, _WHAT)
             dealt, order = dealt_of(layout, ids, most, axis_name, _WHAT)
+            assert ids is not None  # dealt_of refuses
             served = (dealt.fragment[..., -1] < most).all()
             is_right = served if is_right is None else is_right & served
             x, ids, is_right = vary_alike((x, ids, is_right), named)
