@@ -87,11 +87,13 @@ def _check(name: str, value: Any, *, is_zero_fine: bool) -> None:
         raise ValueError(f"Machine: {name} must be a positive number, got {value!r}")
 
 
-# A step: causal layers of 4,096 to 16,384 tokens (32/8 heads of 128) with their
-# gradients took more than the rest of the model says. On four H100s a ring took 1.1 to
-# 1.3 ms more, all_gather 0.3 to 0.7, Ulysses 0.2. On two, each took 0.3 to 0.5 more.
+# The step is a least-squares fit: what causal layers of 4,096 to 32,768 tokens (32/8
+# heads of 128) took with their gradients on four H200s and on two, beyond the rest of
+# the model, by the steps of their strategies. `"auto"` stays within 3 % of the fastest
+# for 39 to 65 us. Measured by `make bench ARGS="gpu --only strategies"`; the table is
+# in tests/attention/test_comparison.py.
 _H200 = Machine(
-    *(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink"), memory=141e9, step=75e-6
+    *(600e12, 350e9, 15e-6, "table: H200, bfloat16, NVLink"), memory=141e9, step=46e-6
 )
 # The FLOP/s of attention and NVLink's rate are measured on two H200s. H100s have the
 # same chip and links. Numbers of a B200 are those of an H200, scaled by 2.

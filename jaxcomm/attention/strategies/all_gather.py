@@ -190,6 +190,7 @@ class AllGather(Gathered):
             others * problem.block_bytes,
             others * (problem.block_bytes + problem.key_grad_bytes),
             problem.size * problem.key_bytes,
+            steps=4,
         )
 
     def runs(self, call, inputs):
