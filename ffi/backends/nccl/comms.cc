@@ -21,12 +21,12 @@ constexpr double kGraceSeconds = 10;
 // NCCL, and only the abort lets it go.
 constexpr auto kLaunchPatience = std::chrono::milliseconds(100);
 
-void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comms) {
-  library.nccl.GroupStart();
-  for (nccl::Comm comm : comms) {
-    if (comm != nullptr) library.nccl.CommFinalize(comm);
-  }
-  library.nccl.GroupEnd();
+void FinalizeAll(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
+                 const std::vector<cuda::Context>& contexts) {
+  (void)library.InGroup("ncclCommFinalize", contexts, [&](size_t i) {
+    if (comms[i] != nullptr) library.nccl.CommFinalize(comms[i]);
+    return OkStatus();
+  });
   WaitUntilReady(library, comms, {kGraceSeconds}, "ncclCommFinalize");
 }
 
@@ -60,7 +60,7 @@ Status WaitForStream(const NcclLibrary& library, cuda::Stream stream,
 }
 
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
-              bool abort) {
+              const std::vector<cuda::Context>& contexts, bool abort) {
   // NCCL would ask the driver, which answers nothing any more.
   if (DevicesAreStopped()) return;
   if (std::all_of(comms.begin(), comms.end(),
@@ -73,12 +73,13 @@ void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
   const auto is_left = std::make_shared<std::atomic<bool>>(false);
   const auto ended = std::make_shared<std::promise<void>>();
   std::future<void> end = ended->get_future();
-  const auto run = [&library, comms, abort, is_left, ended] {
-    if (!abort) FinalizeAll(library, comms);
-    for (nccl::Comm comm : comms) {
+  const auto run = [&library, comms, contexts, abort, is_left, ended] {
+    if (!abort) FinalizeAll(library, comms, contexts);
+    for (size_t i = 0; i < comms.size(); ++i) {
       if (DevicesAreStopped() || (*is_left && !abort)) break;
-      if (comm == nullptr) continue;
-      abort ? library.nccl.CommAbort(comm) : library.nccl.CommDestroy(comm);
+      if (comms[i] == nullptr) continue;
+      const CurrentContext current(library.cuda, contexts[i]);
+      abort ? library.nccl.CommAbort(comms[i]) : library.nccl.CommDestroy(comms[i]);
     }
     ended->set_value();
   };
@@ -112,6 +113,12 @@ void Comms::Release() {
   }
 }
 
+std::vector<cuda::Context> Comms::contexts() const {
+  std::vector<cuda::Context> contexts;
+  for (const auto& rank : ranks_) contexts.push_back(rank->facts.context);
+  return contexts;
+}
+
 void Comms::Set(const std::vector<nccl::Comm>& comms) {
   for (size_t i = 0; i < comms.size(); ++i) items_[i].comm = comms[i];
 }
@@ -120,9 +127,8 @@ Status Comms::InGroup(const char* what,
                       const std::function<nccl::Result(LocalRank&, nccl::Comm)>& call) {
   std::vector<nccl::Comm> comms;
   for (const auto& rank : ranks_) comms.push_back(comm(rank->facts.place));
-  RETURN_IF_ERROR(library_.InGroup(what, comms.size(), [&](size_t i) {
+  RETURN_IF_ERROR(library_.InGroup(what, contexts(), [&](size_t i) {
     if (comms[i] == nullptr) return OkStatus();
-    CurrentContext current(library_.cuda, ranks_[i]->facts.context);
     return library_.Check(call(*ranks_[i], comms[i]), what, comms[i]);
   }));
   return WaitUntilReady(library_, comms, patience_, what);
@@ -196,13 +202,15 @@ void Comms::Abort(LocalRank& rank) {
     const std::unique_lock<TimedMutex> lock(rank.queue.launching, kLaunchPatience);
     own = items_[rank.facts.place].comm.exchange(nullptr);
   }
-  if (own != nullptr) library_.nccl.CommAbort(own);
+  if (own == nullptr) return;
+  const CurrentContext current(library_.cuda, rank.facts.context);
+  library_.nccl.CommAbort(own);
 }
 
 void Comms::End(bool by_force) {
   std::vector<nccl::Comm> comms;
   for (Item& item : items_) comms.push_back(item.comm.exchange(nullptr));
-  EndComms(library_, comms, by_force);
+  EndComms(library_, comms, contexts(), by_force);
 }
 
 size_t Comms::AddBytes(nccl::MemStat stat, int64_t* bytes) const {
@@ -210,6 +218,7 @@ size_t Comms::AddBytes(nccl::MemStat stat, int64_t* bytes) const {
   for (const auto& rank : ranks_) {
     // An abort takes the lock as well: the communicator stays while it is held.
     const std::unique_lock<TimedMutex> lock(rank->queue.launching, std::try_to_lock);
+    const CurrentContext current(library_.cuda, rank->facts.context);
     if (lock && AddDeviceBytes(library_, comm(rank->facts.place), stat, bytes)) {
       ++accounted;
     }

@@ -27,9 +27,10 @@ Status WaitForStream(const NcclLibrary& library, cuda::Stream stream,
 
 // Ends communicators in order with those of the other processes, or by force, for ten
 // seconds at most, after which they are left as they are. NCCL frees memory here and
-// waits for the device: the caller is not a thread that others depend on.
+// waits for the device: the caller is not a thread that others depend on. `contexts`:
+// of their devices, in the same order.
 void EndComms(const NcclLibrary& library, const std::vector<nccl::Comm>& comms,
-              bool abort);
+              const std::vector<cuda::Context>& contexts, bool abort);
 
 // One for each rank, in the order of their places.
 class Comms {
@@ -87,6 +88,9 @@ class Comms {
     std::atomic<nccl::Comm> comm{nullptr};  // load it once and check
     cuda::Pointer scratch = 0;
   };
+
+  // Of the ranks, in their order.
+  std::vector<cuda::Context> contexts() const;
 
   const NcclLibrary& library_;
   const Health& health_;

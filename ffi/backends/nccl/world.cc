@@ -29,9 +29,11 @@ Status WithGone(const Status& status, const WorldHealth& health) {
 
 bool NcclWorld::AddDeviceBytes(int64_t* bytes) const {
   bool is_known = false;
-  for (nccl::Comm comm : comms_) {
-    is_known = jaxcomm::AddDeviceBytes(library_, comm, nccl::MemStat::kTotal, bytes) ||
-               is_known;
+  for (size_t i = 0; i < comms_.size(); ++i) {
+    const CurrentContext current(library_.cuda, contexts_[i]);
+    is_known =
+        jaxcomm::AddDeviceBytes(library_, comms_[i], nccl::MemStat::kTotal, bytes) ||
+        is_known;
   }
   return is_known;
 }
@@ -68,18 +70,16 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
   nccl::Config config = settings.ConfigFor(library);
   if (config.blocking == nccl::kUndefined) config.blocking = 0;
   made->comms_.assign(made->devices_.size(), nullptr);
-  Status status =
-      library.InGroup("ncclCommInitRankConfig", made->devices_.size(), [&](size_t i) {
-        CurrentContext current(library.cuda, contexts[i]);
-        return library.Try(library.nccl.CommInitRankConfig, &made->comms_[i], size, id,
-                           made->devices_[i].rank, &config);
-      });
+  Status status = library.InGroup("ncclCommInitRankConfig", contexts, [&](size_t i) {
+    return library.Try(library.nccl.CommInitRankConfig, &made->comms_[i], size, id,
+                       made->devices_[i].rank, &config);
+  });
   if (status.success()) {
     patience.lost_peers = [&] { return health->gone_text(); };
     status = WaitUntilReady(library, made->comms_, patience, "ncclCommInitRankConfig");
   }
   if (status.failure()) {
-    EndComms(library, made->comms_, /*abort=*/true);
+    EndComms(library, made->comms_, contexts, /*abort=*/true);
     made->comms_.clear();
     return WithCircumstances(library, WithGone(status, *health), contexts[0]);
   }
@@ -95,8 +95,12 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
 NcclWorld::~NcclWorld() {
   if (IsForked()) return;
   peer_watch_.reset();
-  EndComms(library_, comms_, /*abort=*/health_->is_broken() || health_->any_gone());
-  for (const auto& children : abandoned_) EndComms(library_, *children, /*abort=*/true);
+  const std::vector<cuda::Context>& contexts = contexts_.all();
+  EndComms(library_, comms_, contexts,
+           /*abort=*/health_->is_broken() || health_->any_gone());
+  for (const auto& children : abandoned_) {
+    EndComms(library_, *children, contexts, /*abort=*/true);
+  }
 }
 
 ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors,
@@ -109,8 +113,7 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
   if (config.blocking == nccl::kUndefined) config.blocking = 1;
   // NCCL keeps the addresses until it is done, whether or not we wait for that.
   auto made = std::make_unique<std::vector<nccl::Comm>>(devices_.size(), nullptr);
-  Status status = library_.InGroup("ncclCommSplit", devices_.size(), [&](size_t i) {
-    CurrentContext current(library_.cuda, contexts_[i]);
+  Status status = library_.InGroup("ncclCommSplit", contexts_.all(), [&](size_t i) {
     return library_.Try(library_.nccl.CommSplit, comms_[i], colors[i], keys[i],
                         &(*made)[i], &config);
   });
@@ -129,12 +132,12 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
     // An abort would end operations of the communicators that share, without a result.
     // So if one is busy, the new ones wait for the end of the world.
     if (!Health::RefuseAllOf(*health_, status)) {
-      std::vector<nccl::Comm> there;
+      std::vector<nccl::Comm> there;  // in the order of the devices
       for (nccl::Comm& comm : *made) {
         there.push_back(__atomic_load_n(&comm, __ATOMIC_ACQUIRE));  // it is done
         if (there.back() != nullptr) comm = nullptr;
       }
-      EndComms(library_, there, /*abort=*/true);
+      EndComms(library_, there, contexts_.all(), /*abort=*/true);
     }
     abandoned_.push_back(std::move(made));
     return WithGone(status, *health_);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "tests/doubles/nccl/devices.h"
 #include "tests/doubles/nccl/failed.h"
 #include "tests/doubles/nccl/group.h"
 #include "tests/doubles/nccl/streams.h"
@@ -67,6 +68,12 @@ bool IsPoll(std::string_view name) {
   return name == "ncclCommGetAsyncError" || name == "cuEventQuery" ||
          name == "cuStreamQuery" || name == "cuCtxGetCurrent" ||
          name == "ncclGetLastError" || name == "cuMemGetInfo_v2";
+}
+
+// What of NCCL saves the device of the calling thread and sets it again at the end.
+bool SetsDevice(std::string_view name) {
+  return name != "ncclGetVersion" && name != "ncclGetUniqueId" &&
+         name != "ncclCommGetAsyncError" && name != "ncclGroupStart";
 }
 
 // What does not ask the device.
@@ -182,6 +189,7 @@ Call::Call(const TraceEntry& entry, Capture capture) {
     refused = cuda::kCaptureUnsupported;
   }
   Trace(written);
+  if (nccl && SetsDevice(entry.name)) UseRuntime();
   if (refused == cuda::kSuccess && !WorksAfterFault(entry.name)) {
     refused = DeviceFailure();
   }

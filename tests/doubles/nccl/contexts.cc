@@ -52,7 +52,9 @@ int RuntimeDevice() {
 }
 
 void UseRuntime() {
-  if (current.empty() && IsAlive(ContextOf(0))) current.push_back(ContextOf(0));
+  if (!current.empty()) return;
+  Misuse("no context is current: the thread gets that of device 0, and its memory");
+  if (IsAlive(ContextOf(0))) current.push_back(ContextOf(0));
 }
 
 }  // namespace jaxcomm::fake

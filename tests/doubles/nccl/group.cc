@@ -261,7 +261,6 @@ Result ncclGroupEnd() {
   const fake::Call call({"ncclGroupEnd", 0, -1, -1, -1, -1, -1, fake::CurrentGroup()});
   if (call.refusal() != 0) fake::Spoil(static_cast<Result>(call.refusal()));
   if (--fake::group.depth > 0) return kSuccess;
-  fake::UseRuntime();
   fake::Group ended;
   std::swap(ended, fake::group);
   if (ended.error != kSuccess) {

@@ -78,7 +78,6 @@ Result ncclCommFinalize(Comm comm) {
 
 Result ncclCommDestroy(Comm comm) {
   JAXCOMM_FAKE_CALL(kForbidden, "ncclCommDestroy", fake::Number(comm));
-  fake::UseRuntime();
   const auto communicator = fake::Communicators().Find(comm);
   if (communicator == nullptr) return fake::NoSuch();
   if (communicator->job.joinable()) communicator->job.join();
@@ -100,7 +99,6 @@ Result ncclCommDestroy(Comm comm) {
 
 Result ncclCommAbort(Comm comm) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclCommAbort", fake::Number(comm));
-  fake::UseRuntime();
   const auto communicator = fake::Communicators().Remove(comm);
   if (communicator == nullptr) return fake::NoSuch();
   ++fake::ended_communicators;

@@ -47,6 +47,7 @@ std::string NcclEngine::Register(SymmetricMemory& memory) {
   std::string how;
   std::vector<LocalRank*> asking;
   std::vector<nccl::Comm> comms;
+  std::vector<cuda::Context> contexts;
   for (const auto& rank : parts_.ranks) {
     const nccl::Comm comm = parts_.comms.comm(rank->facts.place);
     if (comm == nullptr) continue;
@@ -55,14 +56,14 @@ std::string NcclEngine::Register(SymmetricMemory& memory) {
       continue;
     }
     asking.push_back(rank.get());
+    contexts.push_back(rank->facts.context);
     comms.push_back(comm);
   }
   if (asking.empty()) return how;
   Status status = OkStatus();
   Status ended =
-      parts_.library.InGroup("ncclCommWindowRegister", asking.size(), [&](size_t i) {
+      parts_.library.InGroup("ncclCommWindowRegister", contexts, [&](size_t i) {
         const RankFacts& facts = asking[i]->facts;
-        CurrentContext current(parts_.library.cuda, facts.context);
         Status begun = registered_[facts.place].windows.Begin(
             parts_.library, comms[i], memory.data(facts.ordinal), memory.bytes(),
             segment);

@@ -115,11 +115,16 @@ Status NcclLibrary::Check(cuda::Result result, const char* what) const {
                        text == nullptr ? std::to_string(result) : ""));
 }
 
-Status NcclLibrary::InGroup(const char* what, size_t count,
+Status NcclLibrary::InGroup(const char* what,
+                            const std::vector<cuda::Context>& contexts,
                             const std::function<Status(size_t)>& call) const {
+  const CurrentContext first(cuda, contexts[0]);
   RETURN_IF_ERROR(Try(nccl.GroupStart));
   Status status = OkStatus();
-  for (size_t i = 0; i < count && status.success(); ++i) status = call(i);
+  for (size_t i = 0; i < contexts.size() && status.success(); ++i) {
+    const CurrentContext current(cuda, contexts[i]);
+    status = call(i);
+  }
   Status ended = Check(nccl.GroupEnd(), what);
   return status.failure() ? status : ended;
 }

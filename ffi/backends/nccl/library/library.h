@@ -38,8 +38,9 @@ struct NcclLibrary {
   Status Try(const LibraryFunction<Pointer>& function, Arguments... arguments) const {
     return Check(function(arguments...), function.name);
   }
-  // Makes call(0), call(1) and so on, up to the first error, as one group of NCCL's.
-  Status InGroup(const char* what, size_t count,
+  // Makes call(0), call(1) and so on, up to the first error, as one group of NCCL's,
+  // each with the context of its device current. Requires at least one.
+  Status InGroup(const char* what, const std::vector<cuda::Context>& contexts,
                  const std::function<Status(size_t)>& call) const;
 };
 
@@ -50,7 +51,10 @@ ErrorOr<const NcclLibrary*> LoadNccl(const std::vector<std::string>& paths);
 // Returns the library that LoadNccl loaded; null before.
 const NcclLibrary* LoadedNccl();
 
-// Makes a device's context current, and the caller's again at the end.
+// Makes a device's context current, and the caller's again at the end. Around every
+// call of NCCL, a group and its end, too: by way of CUDA's runtime NCCL looks which
+// device a thread has, and sets that again at the end. A thread without any gets device
+// 0, and the process a context there (545 MiB of an H200), whichever device it has.
 class CurrentContext {
  public:
   CurrentContext(const cuda::Api& cuda, cuda::Context context);
