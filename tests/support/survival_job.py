@@ -222,12 +222,17 @@ def strike(mesh, step_of, params):
     elif CASE != "callback":
         FAULTS[CASE]()
     try:
-        jaxcomm.check(step_of(params, batch))
+        params = jaxcomm.check(step_of(params, batch))
     except FAILURES as error:
         say(f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}")
         verdict("its step raised", True)
     else:
-        verdict("its step raised", False)
+        # The launcher's signal interrupts a C function, too. Who comes back by that may
+        # still end the step: the others stop NCCL once this process knows, or is gone.
+        found = np.asarray(params.addressable_shards[0].data)
+        wanted = expected_after([range(count)] * (LOST + 1))
+        is_right = CASE != "late" and bool(np.all(found == wanted))
+        verdict("its step raised or is right", is_right, f"({found[0]})")
     try:
         jaxcomm.shrink(mesh, "data", timeout=SOON)
     except jaxcomm.CommunicatorError as error:
