@@ -56,7 +56,7 @@ std::string PythonStacks() {
   if (IsForked()) return "";  // the server is its parent's
   Stacks& stacks = Get();
   MutexLock lock(stacks.mutex);
-  const StackServer& server = stacks.server;
+  const StackServer server = stacks.server;
   if (server.file < 0) return "";
   char byte;
   // Of a request that was answered too late.
