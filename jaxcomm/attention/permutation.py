@@ -184,6 +184,16 @@ def poison_unless(is_right, tree):
     return jax.tree.map(lambda x: jnp.where(is_right, x, poison(x.dtype)), tree)
 
 
+def poison_both_ways(is_right, x):
+    """Replace an array as :func:`poison_unless` does, and its gradient too.
+
+    That of a selection would be zeros, with which a model trains on.
+    """
+    if is_right is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return poison_unless(is_right, x)
+    return x * jnp.where(is_right, 1, jnp.nan).astype(x.dtype)
+
+
 def token_numbers(leaf, axis: int):
     """Return 0, 1, 2, ... along ``axis``: int32, of the array's shape up to there."""
     shape = leaf.shape[: axis + 1]

@@ -10,7 +10,7 @@ from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import held_tokens, vary_alike
-from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.permutation import poison_both_ways
 from jaxcomm.attention.positions import are_right
 from jaxcomm.attention.state.dealt import Dealt, checked_most, dealt_of
 from jaxcomm.attention.state.documents import documents_of
@@ -84,10 +84,10 @@ def causal_halo(
         tokens, layout = held_tokens(tokens, x, axis_name, _WHAT, "x", "tokens")
         ids, is_real = documents_of(tokens, layout, x.shape[:2], axis_name, _WHAT)
         is_right = are_right(tokens, layout, axis_name, _WHAT)
-        if ids is None and layout.is_static:
-            real = jnp.ones((1, 1), bool) if is_real is None else is_real
-            ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
         if layout.is_static:
+            if ids is None:
+                real = jnp.ones((1, 1), bool) if is_real is None else is_real
+                ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
             x, ids, is_right = vary_alike((x, ids, is_right), named)
             fragments = Fragments.of(layout, 1, _WHAT)
             before = _shifted(x, fragments, layout, width, axis_name, 0)
@@ -106,7 +106,7 @@ def causal_halo(
         is_same, last = is_same & (of_each == last), of_each
         seen = is_same.reshape(is_same.shape + (1,) * (x.ndim - 2))
         found.append(jnp.where(seen, each, jnp.zeros((), x.dtype)))
-    return poison_unless(is_right, jnp.stack(found, 2))
+    return poison_both_ways(is_right, jnp.stack(found, 2))
 
 
 def _shifted(x, fragments: Fragments, layout: Layout, width: int, axis_name, fill):

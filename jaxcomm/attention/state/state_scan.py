@@ -13,7 +13,7 @@ from jaxcomm.attention.kernels.kernel import sum_dtype
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import held_tokens, vary_alike
-from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.permutation import poison_both_ways
 from jaxcomm.attention.positions import are_right
 from jaxcomm.attention.state.dealt import DealtFragments, checked_most
 from jaxcomm.attention.state.documents import documents_of
@@ -188,7 +188,7 @@ def state_scan(
             is_right = served if is_right is None else is_right & served
         everything = vary_alike((arrays, ids, is_real, is_right), named)
         arrays, ids, is_real, is_right = everything
-        arrays["value"] = poison_unless(is_right, arrays["value"])
+        arrays["value"] = poison_both_ways(is_right, arrays["value"])
         rows = _rows(kernel, arrays, ids, is_real, scale, fragments)
         if ids is not None:
             fragments = fragments.with_links(ids, axis_name)
@@ -199,7 +199,7 @@ def state_scan(
         out = fragments.join(out).astype(arrays["value"].dtype)
         if is_real is not None:
             out = jnp.where(is_real[..., None, None], out, 0)
-        out = poison_unless(is_right, out)
+        out = poison_both_ways(is_right, out)
         state = fragments.last(states, axis_name) if return_state else None
     if not had_batch:
         out, state = jax.tree.map(lambda x: x[0], (out, state))

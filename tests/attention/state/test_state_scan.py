@@ -15,6 +15,7 @@ from jaxcomm.attention import (
     KimiDelta,
     Mamba2,
     StateKernel,
+    causal_halo,
     document_layout,
     segment_ids,
     state_scan,
@@ -195,6 +196,43 @@ def test_more_pieces_of_documents_than_are_sent_are_nan():
     arrays, *grads = drawn(Mamba2(2), layout.length)
     found = run(Mamba2(2), layout, arrays, grads, ids, most_fragments=1)
     assert all(np.isnan(x).all() for x in jax.tree.leaves(found[:2]))
+
+
+@pytest.mark.parametrize("what", ["state_scan", "causal_halo"])
+def test_tokens_out_of_place_are_refused(what):
+    """By an error where something can raise, else by NaN, in gradients too."""
+    layout = jaxcomm.Layout("zigzag", 2, 8)
+    arrays, *_ = drawn(Mamba2(2), 8, batch=1)
+    x, tokens = layout.reorder(arrays)
+    wrong = dataclasses.replace(tokens, positions=np.arange(8, dtype=np.int32)[None])
+
+    def program(backend):
+        @functools.partial(
+            jax.shard_map, mesh=mesh_of(2), in_specs=SPLIT, out_specs=SPLIT
+        )
+        def layer(x, tokens):
+            if what == "causal_halo":
+                return causal_halo(x["value"], "context", tokens, 2, backend=backend)
+            names = "query", "key", "value", "gate"
+            return state_scan(
+                *(x[name] for name in names), "context", tokens,
+                kernel=Mamba2(2), backend=backend,
+            )  # fmt: skip
+
+        return jax.jit(jax.value_and_grad(lambda x, of: layer(x, of).sum()))
+
+    message = f"(?s){what}.*rank 0 does not hold the tokens that its layout says"
+    host = program("host")
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
+        jax.block_until_ready(host(x, wrong))
+    assert np.isfinite(host(x, tokens)[0])
+    out, grads = program("xla")(x, wrong)
+    assert np.isnan(out)
+    if what == "causal_halo":
+        # No token is behind the last one of the sequence, and it has no gradient.
+        assert np.isnan(grads["value"]).any()
+    else:
+        assert all(np.isnan(x).all() for x in jax.tree.leaves(grads))
 
 
 @pytest.mark.parametrize(
