@@ -295,13 +295,19 @@ def test_gradients_of_gradients_are_those_of_the_recurrence():
 
 
 def test_what_travels_does_not_depend_on_the_length():
-    """One gather of maps each way, and the ids beside the borders of fragments."""
+    """One gather of maps each way, and the ids beside the borders of fragments.
 
-    def sent(length):
+    And whatever the dtype of the arrays, maps travel as float32.
+    """
+
+    def sent(length, dtype=np.float32):
         layout = jaxcomm.Layout("zigzag", 4, length)
-        arrays, grads, _ = drawn(GatedDelta(4), length)
+        arrays, *_ = drawn(GatedDelta(4), length)
         ids = np.arange(length)[None] // 5
-        (x, _), tokens = layout.reorder((arrays, grads), segment_ids=ids.repeat(2, 0))
+        arrays |= {
+            name: arrays[name].astype(dtype) for name in ("query", "key", "value")
+        }
+        x, tokens = layout.reorder(arrays, segment_ids=ids.repeat(2, 0))
 
         def loss(x, tokens):
             out = jax.shard_map(
@@ -316,7 +322,7 @@ def test_what_travels_does_not_depend_on_the_length():
         plan = jaxcomm.plan(mesh_of(4), jax.value_and_grad(loss), x, tokens)
         return [(row.call.name, row.call.operands, row.times) for row in plan.calls]
 
-    assert sent(32) == sent(128)
+    assert sent(32) == sent(128) == sent(32, jnp.bfloat16)
 
 
 @pytest.mark.parametrize("seed", range(6))
