@@ -100,7 +100,7 @@ def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: by
     Joins the ranks that know the id; devices are (global id, ordinal, rank).
     """
 
-def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, on_failure: str, check: bool) -> None:
+def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, device_sizes: bool, on_failure: str, check: bool) -> None:
     """Splits a communicator off a world, under a key."""
 
 class SymmetricMemory:

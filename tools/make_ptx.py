@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "ffi/backends/nccl/kernels"
 SOURCE = f"{FOLDER}/kernels.cu"
-HEADERS = (f"{FOLDER}/kernels.h", f"{FOLDER}/instructions.h")
+HEADERS = tuple(
+    f"{FOLDER}/{name}"
+    for name in ("kernels.h", "instructions.h", "ragged.h", "ragged_device.h")
+)
 OUTPUT = f"{FOLDER}/kernels_ptx.inc"
 
 (REQUIREMENT,) = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[

@@ -116,7 +116,8 @@ void CreateNccl(const HeldWorld& world, int64_t key, std::string axes, std::stri
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name, bool copy_engines,
-                bool one_shot, const std::string& on_failure, bool check) {
+                bool one_shot, bool device_sizes, const std::string& on_failure,
+                bool check) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -127,6 +128,7 @@ void CreateNccl(const HeldWorld& world, int64_t key, std::string axes, std::stri
                {copy_engines, one_shot},
                ParseOnFailure(on_failure),
                check};
+  how.engines.device_sizes = device_sizes;
   WithoutGil([&]() -> Status {
     ASSIGN_OR_RETURN(std::shared_ptr<Communicator> made,
                      MakeNcclCommunicator(std::move(spec), std::move(how)));
@@ -173,8 +175,10 @@ void AddNcclStats(const Communicator& communicator, nb::dict& stats) {
   stats["symmetric_calls"] = found.symmetric_calls;
   stats["copied_calls"] = found.copied_calls;
   stats["one_shot_calls"] = found.one_shot_calls;
+  stats["device_sized_calls"] = found.device_sized_calls;
   stats["is_suspended"] = found.is_suspended;
   stats["one_shot"] = found.one_shot;
+  stats["device_sizes"] = found.device_sizes;
 }
 
 void BindNccl(nb::module_& m) {
@@ -212,8 +216,9 @@ void BindNccl(nb::module_& m) {
   m.def("create_nccl", &CreateNccl, nb::arg("world"), nb::arg("key"), nb::arg("axes"),
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
-        nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("on_failure"),
-        nb::arg("check"), "Splits a communicator off a world, under a key.");
+        nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("device_sizes"),
+        nb::arg("on_failure"), nb::arg("check"),
+        "Splits a communicator off a world, under a key.");
   BindSymmetricMemory(m);
   m.def(
       "refuse_if_stopped",

@@ -95,8 +95,11 @@ class Communicator:
             :class:`SymmetricPool`;
           * ``copied_calls``: calls that copy engines did;
           * ``one_shot_calls``: small sums that a kernel of this package did;
+          * ``device_sized_calls``: of ``ragged_all_to_all``, whose sizes no host read;
           * ``one_shot``: whether the ``nccl`` backend has that kernel here, ``"yes"``
             or ``"no: "`` and why;
+          * ``device_sizes``: likewise whether its GPUs read the sizes of
+            ``ragged_all_to_all``;
           * ``is_suspended``: whether :meth:`suspend` gave its device memory back.
 
         Example:
@@ -109,7 +112,8 @@ class Communicator:
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
             "waited_for": {},
             "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
-            "one_shot": "", "is_suspended": False, **found,
+            "device_sized_calls": 0, "one_shot": "", "device_sizes": "",
+            "is_suspended": False, **found,
         }  # fmt: skip
 
     def close(self) -> None:

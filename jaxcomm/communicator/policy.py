@@ -21,6 +21,7 @@ _CHOICES = {
     "command_buffers": ((bool,), "True or False"),
     "copy_engines": ((bool, type(None)), "True, False or None"),
     "one_shot": ((bool, type(None)), "True, False or None"),
+    "device_sizes": ((bool,), "True or False"),
     "symmetric": ((bool,), "True or False"),
     "name": ((str, type(None)), "a string or None"),
 }
@@ -79,6 +80,15 @@ class CommPolicy:
         ranks at most, on one host and in reach of each other's memory. A launch costs
         the host less than NCCL's call. If None, True unless ``command_buffers``: each
         sum has a number, which a recorded one would repeat.
+      device_sizes: whether the GPUs read the sizes of ``ragged_all_to_all`` themselves,
+        so that no host waits for them. It applies to operands of up to 32 MiB a rank
+        and results of up to 256 MiB, among up to 8 ranks of one host in reach of each
+        other's memory. Hosts read the sizes of other calls, and of all if it is False.
+        A communicator takes 64 MiB of each GPU. Slices that do not fit are found when
+        the GPUs come to the call, so that the call itself raises nothing: on all ranks
+        of its group every bit of the result is set, and the communicator fails as
+        ``on_failure`` says. If hosts read the sizes, the call raises, and the
+        communicator stays.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       on_failure: what happens when an operation fails while a GPU is at it: a process
@@ -136,6 +146,7 @@ class CommPolicy:
     command_buffers: bool = False
     copy_engines: bool | None = None
     one_shot: bool | None = None
+    device_sizes: bool = False
     symmetric: bool = True
     on_failure: str | None = None
 

@@ -143,6 +143,8 @@ _CHANNELS = 32
 _NETWORK = 512 * _MIB
 # Of copies between processes: MappedCopies of the extension.
 _MAPPED = 32 * _MIB
+# Of ragged_all_to_all whose sizes GPUs read: two windows of DeviceSized.
+_WINDOWS = 64 * _MIB
 
 # Sizes of the extension's C++, once more, so that a plan needs no extension. A test
 # compares them.
@@ -264,6 +266,8 @@ def _on_device(group, policy, base, sends_to_all) -> int:
         size += inbox_bytes(group.size)
     if policy.uses_copy_engines and group.hosts == 1 < group.processes:
         size += _MAPPED
+    if policy.device_sizes and group.hosts == 1 and group.size <= _MOST_ADDING_RANKS:
+        size += _WINDOWS
     return size
 
 

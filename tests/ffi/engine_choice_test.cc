@@ -40,6 +40,14 @@ void Expect(EngineKind kind, const CallFacts& call, const EnginePolicy& policy =
   CHECK_TRUE(Choose(call, policy, topology) == kind);
 }
 
+TEST(gpus_read_the_sizes_of_what_one_window_holds) {
+  constexpr int64_t kWindow = 32 * kMiB, kMost = kMostWindowsOfResult * kWindow;
+  CHECK_TRUE(SizesAreForGpus(0, 1, kWindow));
+  CHECK_TRUE(SizesAreForGpus(kWindow, kMost, kWindow));
+  CHECK_TRUE(!SizesAreForGpus(kWindow + 1, 1, kWindow));
+  CHECK_TRUE(!SizesAreForGpus(1, kMost + 1, kWindow));
+}
+
 TEST(between_processes_copies_take_what_moves_along_pairs) {
   constexpr auto kMapped = EngineKind::kMapped, kNccl = EngineKind::kNccl;
   const auto expect = [](EngineKind kind, const CallFacts& call) {

@@ -37,6 +37,8 @@ struct Options {
   double copy_patience = kHangSeconds / 2;
   NcclSettings settings = {};
   bool check = false;
+  bool device_sizes = false;
+  uint64_t window_bytes = 4096;
 };
 
 inline std::shared_ptr<NcclWorld> MakeWorld(int size = 2,
@@ -67,7 +69,8 @@ inline std::shared_ptr<Communicator> Make(const Options& options = {},
   NcclSpec how{world,
                options.settings,
                {kHangSeconds},
-               {options.copies, options.one_shot, options.copy_patience},
+               {options.copies, options.one_shot, options.copy_patience,
+                options.device_sizes, options.window_bytes},
                options.on_failure};
   how.check = options.check;
   CommunicatorSpec spec = Spec(groups, options.timeout);

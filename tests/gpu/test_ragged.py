@@ -13,10 +13,23 @@ SPLIT = jax.P("i")
 EACH = 3  # slices of a rank to a rank
 
 
+BY_GPUS = jaxcomm.CommPolicy(device_sizes=True, on_failure="poison")
+
+
 @pytest.fixture(autouse=True)
-def host_reads(monkeypatch):
-    """Whatever the size: small operands would be gathered."""
+def whatever_the_size(monkeypatch):
+    """Small operands would be gathered."""
     monkeypatch.setattr(nccl_rewrites, "_GATHERED_BYTES", -1)
+
+
+@pytest.fixture(params=["hosts read sizes", "GPUs do"])
+def reads(request, ring):
+    """Who reads offsets and sizes."""
+    by_gpus = request.param == "GPUs do"
+    (of_ring,) = jaxcomm.init(ring, "i", policy=BY_GPUS if by_gpus else None)
+    yield of_ring
+    counted = of_ring.stats()["device_sized_calls"]
+    assert (counted > 0) == by_gpus, of_ring.stats()["device_sizes"]
 
 
 def slices(size, rows):
@@ -61,7 +74,7 @@ def exchange(*operands):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_slices_and_their_gradients_are_numpy_s(ring, gpus, dtype):
+def test_slices_and_their_gradients_are_numpy_s(ring, reads, gpus, dtype):
     size, most = ring.size, 1000 if gpus else 4
     starts, sizes, places, expected = slices(size, most)
     rows, width = size * EACH * most, 129
@@ -84,12 +97,27 @@ def test_slices_and_their_gradients_are_numpy_s(ring, gpus, dtype):
     check(back, returned)
 
 
+def wrong_slices(size):
+    wrong = slices(size, 4)
+    wrong[0][-1, 0] = size * EACH * 4 + 1
+    return wrong
+
+
 def test_what_does_not_fit_raises_on_every_rank_and_the_next_call_works(ring):
-    size = ring.size
-    numbers = slices(size, 4)
-    x = np.ones((size, size * EACH * 4), np.float32)
-    wrong = [numbers[0].copy(), *numbers[1:]]
-    wrong[0][-1, 0] = x.shape[1] + 1
+    numbers = slices(ring.size, 4)
+    x = np.ones((ring.size, ring.size * EACH * 4), np.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"slice 0 of rank .* takes"):
-        of_ranks(ring, exchange, x, 0 * x, *wrong)
+        of_ranks(ring, exchange, x, 0 * x, *wrong_slices(ring.size))
+    check(of_ranks(ring, exchange, x, 0 * x, *numbers), arrived(x, 0 * x, *numbers[:3]))
+
+
+def test_what_does_not_fit_is_nan_on_every_rank_where_gpus_read_sizes(ring):
+    jaxcomm.init(ring, "i", policy=BY_GPUS)
+    numbers = slices(ring.size, 4)
+    x = np.ones((ring.size, ring.size * EACH * 4), np.float32)
+    check(of_ranks(ring, exchange, x, 0 * x, *wrong_slices(ring.size)), np.nan * x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"slice 0 of rank .* takes"):
+        of_ranks(ring, exchange, x, 0 * x, *numbers)
+    jaxcomm.finalize()
+    jaxcomm.init(ring, "i", policy=BY_GPUS)
     check(of_ranks(ring, exchange, x, 0 * x, *numbers), arrived(x, 0 * x, *numbers[:3]))

@@ -98,14 +98,22 @@ def test_a_plan_names_the_communicators_and_the_inboxes_of_a_run(
         jax.P(),
     )
     x = jnp.ones((8, 16))
-    made = jaxcomm.plan(mesh, program, x, machine="gpu", backend="nccl")
+    policy = jaxcomm.CommPolicy(device_sizes=True)
+    options = {"backend": "nccl", "policy": policy}
+    made = jaxcomm.plan(mesh, program, x, machine="gpu", **options)
+    without = jaxcomm.plan(mesh, program, x, machine="gpu", backend="nccl")
+    arena = 64 * MIB
+    jaxcomm.init(mesh, "data", **options)
+    jaxcomm.init(mesh, "context", **options)
     jax.block_until_ready(program(x))
     for planned, row in zip(made.communicators, jaxcomm.memory_report(), strict=True):
         live = row.communicator
         assert (planned.axes, planned.backend) == (live.axes, live.backend)
         assert planned.shares == row.shared
-        # The stand-in takes no buffers of NCCL's, but our kernels' inboxes are real.
-        assert row.device_bytes >= 8 * _ffi.one_shot_bytes(planned.size)
+        # The stand-in takes no buffers of NCCL's, but our kernels' inboxes are real,
+        # and so are the arenas of ragged_all_to_all.
+        assert row.device_bytes >= 8 * (_ffi.one_shot_bytes(planned.size) + arena)
+    assert made.device_bytes == without.device_bytes + 2 * arena
 
 
 def test_groups_of_one_get_no_communicator(stand_in, make_mesh):
@@ -129,7 +137,7 @@ SETTINGS = {
 # These are no settings of NCCL's, or tested below.
 OTHERS = {
     "share", "lanes", "command_buffers", "copy_engines", "one_shot", "symmetric",
-    "on_failure", "blocking",
+    "device_sizes", "on_failure", "blocking",
 }  # fmt: skip
 
 

@@ -14,7 +14,10 @@ LEAST = {"lanes": 1, "max_ctas": 1, "min_ctas": 1, "traffic_class": 0,
 FLAGS = ("share", "blocking", "copy_engines", "one_shot")
 WRONG = [
     *((name, 1, "True, False or None") for name in FLAGS),
-    *((name, None, "True or False") for name in ("command_buffers", "symmetric")),
+    *(
+        (name, None, "True or False")
+        for name in ("command_buffers", "device_sizes", "symmetric")
+    ),
     ("symmetric", np.bool_(False), "True or False"),
     ("name", 3, "a string or None"),
     ("name", b"lane", "a string or None"),

@@ -1,6 +1,8 @@
 """Several processes over NCCL: the same results, and who is told of a failure."""
 
+import re
 import signal
+import unittest.mock
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from stand_in import StandIn
 from team import starting
 
 import jaxcomm
+from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.multiprocess
 
@@ -76,6 +79,49 @@ def copies(here):
 
 def test_what_only_moves_is_copied_between_processes(team):
     assert team.call(copies) == [[[2, 4, 14], True]] * 2
+
+
+def ragged_slices(here):
+    """Slices in sizes that GPUs read, then some that do not fit, then others again."""
+    mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
+    policy = jaxcomm.CommPolicy(device_sizes=True, on_failure="poison")
+    (member,) = jaxcomm.init(mesh, policy=policy)
+    rng = np.random.default_rng(0)
+    send = rng.integers(0, 9, (4, 4)).astype(np.int32)
+    x, out = (here.values("float32", (4, 40, 5), seed) for seed in range(2))
+    starts = np.cumsum(send, 1, np.int32) - send
+    places = (np.cumsum(send.T, 1, np.int32) - send.T).T.copy()
+    expected = out.copy()
+    for source, target in np.ndindex(send.shape):
+        begin, count, place = (a[source, target] for a in (starts, send, places))
+        expected[target, place : place + count] = x[source, begin : begin + count]
+
+    def exchange(*operands):
+        return jaxcomm.ragged_all_to_all(*operands, axis_name="i")
+
+    def run(*sizes):
+        # Small operands would be gathered.
+        with unittest.mock.patch.object(nccl_rewrites, "_GATHERED_BYTES", -1):
+            return here.run(mesh, exchange, x, out, starts, send, places, *sizes)
+
+    for _ in range(2):
+        here.identical(mesh, run(send.T.copy()), expected)
+    stats = member.stats()
+    wrong = send.T.copy()
+    wrong[3, 0] += 1
+    here.identical(mesh, run(wrong), np.full_like(out.view(np.int32), -1).view("f4"))
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        run(send.T.copy())
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, policy=policy)
+    here.identical(mesh, run(send.T.copy()), expected)
+    return stats["device_sizes"], stats["device_sized_calls"], str(caught.value)
+
+
+def test_gpus_read_sizes_between_processes(team):
+    for said, calls, error in team.call(ragged_slices):
+        assert (said, calls) == ("yes", 2)
+        assert re.search(r"rank 0 sends \d rows to rank 3, which expects \d", error)
 
 
 def one_loses_the_mesh_s_own(here):

@@ -29,19 +29,24 @@ Exchange::~Exchange() {
   }
 }
 
-Status Exchange::Give(const LocalRank& rank, size_t bytes, cuda::Stream stream) {
-  const Item& item = items_[rank.facts.place];
-  const cuda::Pointer from = item.on_device, to = from + most_bytes_;
-  const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
+Status Exchange::Gather(const LocalRank& rank, size_t bytes, cuda::Stream stream) {
+  const size_t place = rank.facts.place;
+  const cuda::Pointer from = own_on_device(place), to = gathered_on_device(place);
+  const nccl::Comm comm = parts_.comms.comm(place);
   if (comm == nullptr) return parts_.health.failure();
   const nccl::Result result = parts_.library.nccl.AllGather(
       reinterpret_cast<void*>(from), reinterpret_cast<void*>(to), bytes,
       nccl::Type::kInt8, comm, stream);
-  RETURN_IF_ERROR(
-      parts_.comms.Finish(result, comm, "ncclAllGather", parts_.spec.timeout_seconds));
-  return parts_.library.Try(parts_.library.cuda.MemcpyDtoHAsync,
-                            item.on_host + most_bytes_, to,
-                            static_cast<size_t>(rank.facts.size) * bytes, stream);
+  return parts_.comms.Finish(result, comm, "ncclAllGather",
+                             parts_.spec.timeout_seconds);
+}
+
+Status Exchange::Give(const LocalRank& rank, size_t bytes, cuda::Stream stream) {
+  RETURN_IF_ERROR(Gather(rank, bytes, stream));
+  const size_t place = rank.facts.place;
+  return parts_.library.Try(
+      parts_.library.cuda.MemcpyDtoHAsync, items_[place].on_host + most_bytes_,
+      gathered_on_device(place), static_cast<size_t>(rank.facts.size) * bytes, stream);
 }
 
 int64_t Exchange::device_bytes() const {

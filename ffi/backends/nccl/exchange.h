@@ -22,11 +22,17 @@ class Exchange {
 
   // Where the data of a rank lies, for Give() to send: on its device.
   cuda::Pointer own_on_device(size_t place) const { return items_[place].on_device; }
+  // Where that of all ranks arrives there, by rank.
+  cuda::Pointer gathered_on_device(size_t place) const {
+    return items_[place].on_device + most_bytes_;
+  }
   // Memory of the host from which it can be copied there.
   void* own(size_t place) const { return items_[place].on_host; }
 
   // Gives `stream` the exchange of `bytes` of each rank. Requires the launch lock.
   Status Give(const LocalRank& rank, size_t bytes, cuda::Stream stream);
+  // The same without bringing it to the host.
+  Status Gather(const LocalRank& rank, size_t bytes, cuda::Stream stream);
   // Returns what a rank sent, once the stream has come so far.
   const void* sent_by(int rank, size_t place, size_t bytes) const {
     return items_[place].on_host + most_bytes_ + static_cast<size_t>(rank) * bytes;

@@ -169,8 +169,13 @@ CommunicatorStats NcclCommunicator::stats() const {
 NcclStats NcclCommunicator::nccl_stats() const {
   using Kind = CallCounts::Kind;
   const CallCounts& counts = parts_.ranks[0]->queue.counts();
-  return {counts.of(Kind::kSymmetric), counts.of(Kind::kCopied),
-          counts.of(Kind::kOneShot), is_suspended(), engines_.one_shot_text()};
+  return {counts.of(Kind::kSymmetric),
+          counts.of(Kind::kCopied),
+          counts.of(Kind::kOneShot),
+          counts.of(Kind::kDeviceSized),
+          is_suspended(),
+          engines_.one_shot_text(),
+          engines_.device_sizes_text()};
 }
 
 ErrorOr<std::string> NcclCommunicator::Register(

@@ -36,12 +36,15 @@ struct NcclSpec {
 
 // What this backend alone counts and knows.
 struct NcclStats {
-  int64_t symmetric_calls = 0;  // with all buffers in symmetric memory
-  int64_t copied_calls = 0;     // done by copy engines
-  int64_t one_shot_calls = 0;   // done by our kernel instead of NCCL
+  int64_t symmetric_calls = 0;     // with all buffers in symmetric memory
+  int64_t copied_calls = 0;        // done by copy engines
+  int64_t one_shot_calls = 0;      // done by our kernel instead of NCCL
+  int64_t device_sized_calls = 0;  // whose sizes no host read
   bool is_suspended = false;
   // Whether that kernel does small sums, "yes" or "no: " and why.
   std::string one_shot;
+  // Likewise whether GPUs read the sizes of ragged_all_to_all themselves.
+  std::string device_sizes;
 };
 
 class NcclCommunicator final : public Communicator,

@@ -49,6 +49,8 @@ void StoreRelaxed(Word* to, Word value) {
   __atomic_store_n(to, value, __ATOMIC_RELEASE);
 }
 
+inline void FenceSystem() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
 [[noreturn]] inline void LoadMisaligned(uint64_t) { fake::Fault(); }
 
 }  // namespace jaxcomm

@@ -35,6 +35,9 @@ const HostKernel* FindHostKernel(const std::string& name) {
       Sum<jaxcomm_sum_bfloat16>(OneShotWord::kBfloat16),
       Kernel<uint64_t, jaxcomm_stop>(kStopKernel),
       Kernel<PoisonArguments, jaxcomm_poison>(kPoisonKernel),
+      Kernel<RaggedArguments, jaxcomm_ragged_give>(kRaggedGive),
+      Kernel<RaggedArguments, jaxcomm_ragged_check>(kRaggedCheck),
+      Kernel<RaggedArguments, jaxcomm_ragged_move>(kRaggedMove),
   };
   for (const HostKernel& kernel : kernels) {
     if (name == kernel.name) return &kernel;

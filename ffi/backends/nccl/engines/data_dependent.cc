@@ -33,12 +33,18 @@ Status CheckSize(const CallSite& site, const RankFacts& rank) {
 
 }  // namespace
 
-ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(NcclParts& parts,
-                                                              NcclEngine& nccl) {
+ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(
+    NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy) {
   ASSIGN_OR_RETURN(std::unique_ptr<Exchange> numbers,
                    Exchange::Create(parts, kMostBytes));
-  return std::unique_ptr<DataDependent>(
+  std::unique_ptr<DataDependent> made(
       new DataDependent(parts, nccl, std::move(numbers)));
+  if (policy.device_sizes) {
+    ASSIGN_OR_RETURN(made->device_sized_,
+                     DeviceSized::Create(parts, *made->numbers_, policy.window_bytes));
+    parts.health.Add(*made->device_sized_);
+  }
+  return made;
 }
 
 Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream) {
@@ -46,8 +52,11 @@ Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream st
     rank.queue.Refuse(call);
     return refusal;
   }
-  const LaunchQueue::Counted counted(rank.queue.waiting);
   MutexLock lock(calling_[rank.facts.place]);
+  if (device_sized_ != nullptr && device_sized_->Takes(*call.site, rank.facts)) {
+    return device_sized_->Enqueue(call, rank, stream);
+  }
+  const LaunchQueue::Counted counted(rank.queue.waiting);
   RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call),
                                   [&] { return GiveNumbers(call, rank, stream); }));
   RETURN_IF_ERROR(Wait(call, rank, stream));
@@ -65,6 +74,9 @@ Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream st
 
 Status DataDependent::GiveNumbers(const Call& call, LocalRank& rank,
                                   cuda::Stream stream) {
+  if (device_sized_ != nullptr) {
+    RETURN_IF_ERROR(device_sized_->KeepOrder(rank.facts.place, stream));
+  }
   const std::vector<Leaf>& leaves = call.site->operands();
   cuda::Pointer to = numbers_->own_on_device(rank.facts.place);
   for (size_t i = call.site->plan_reads_operands_from(); i < leaves.size(); ++i) {

@@ -20,7 +20,7 @@ Status Engines::Make(FlightRecorder& recorder) {
     facts.push_back(rank->facts);
     streams.push_back(rank->split_phase.stream());
   }
-  ASSIGN_OR_RETURN(data_dependent_, DataDependent::Create(parts_, nccl_));
+  ASSIGN_OR_RETURN(data_dependent_, DataDependent::Create(parts_, nccl_, policy_));
   const bool is_of_process = parts_.spec.num_ranks() == parts_.ranks.size();
   if (policy_.copy_engines && !is_of_process) {
     ASSIGN_OR_RETURN(mapped_, MappedCopies::Create(parts_));
@@ -48,11 +48,13 @@ Status Engines::Make(FlightRecorder& recorder) {
 }
 
 Status Engines::Connect() {
+  RETURN_IF_ERROR(data_dependent_->Connect());
   if (mapped_ != nullptr) RETURN_IF_ERROR(mapped_->Share());
   return one_shot_ == nullptr ? OkStatus() : one_shot_->ShareInboxes();
 }
 
 void Engines::Leave() {
+  if (data_dependent_ != nullptr) data_dependent_->Leave();
   if (mapped_ != nullptr) mapped_->Leave();
   if (one_shot_ != nullptr) one_shot_->sums().Leave();
 }

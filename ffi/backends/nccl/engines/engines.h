@@ -43,6 +43,8 @@ class Engines {
 
   // Whether our kernel does small sums: "yes" or "no: " and why.
   std::string one_shot_text() const;
+  // Likewise, whether GPUs read the sizes of ragged_all_to_all.
+  std::string device_sizes_text() const { return data_dependent_->device_sizes_text(); }
   int64_t device_bytes() const;
 
   NcclEngine& nccl() { return nccl_; }

@@ -68,8 +68,7 @@ struct OneShot::Shared {
 Status OneShot::LoadKernels(RankState& state) {
   ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    ASSIGN_OR_RETURN(state.sums[word],
-                     kernels->FindSum(static_cast<OneShotWord>(word)));
+    ASSIGN_OR_RETURN(state.sums[word], kernels->Find(kSumKernels[word]));
   }
   state.kernels = std::move(kernels);
   return OkStatus();

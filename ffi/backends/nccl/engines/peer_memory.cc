@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -73,7 +74,7 @@ Status PeerMemory::Allocate(Member& member, size_t zeroed) {
   // A failure is no error: the other processes would wait for this one. They learn of
   // it.
   Status able = library.Try(library.cuda.MemAlloc, &member.own, bytes_);
-  if (able.success()) {
+  if (able.success() && IsOfSeveralProcesses(member)) {
     able = library.Try(library.cuda.IpcGetMemHandle, &own.handle, member.own);
   }
   own.is_able = able.success();
@@ -84,6 +85,13 @@ Status PeerMemory::Allocate(Member& member, size_t zeroed) {
   const cuda::Stream stream = parts_.ranks[member.facts.place]->split_phase.stream();
   return library.Try(library.cuda.MemsetD8Async, member.own + bytes_ - zeroed, 0,
                      zeroed, stream);
+}
+
+bool PeerMemory::IsOfSeveralProcesses(const Member& member) const {
+  const auto here = std::count_if(
+      members_.begin(), members_.end(),
+      [&](const Member& each) { return each.facts.group == member.facts.group; });
+  return here < member.facts.size;
 }
 
 void PeerMemory::SetUnable(size_t place, const Status& reason) {

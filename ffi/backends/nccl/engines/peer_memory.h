@@ -1,5 +1,5 @@
-// Device memory that the ranks of a group, of several processes of one host, have
-// mapped: each owns some, and reaches that of all others.
+// Device memory that the ranks of a group, of one or several processes of one host,
+// have mapped: each owns some, and reaches that of all others.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_PEER_MEMORY_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_PEER_MEMORY_H_
 
@@ -76,6 +76,7 @@ class PeerMemory {
   PeerMemory(NcclParts& parts, size_t bytes) : parts_(parts), bytes_(bytes) {}
 
   Status Allocate(Member& member, size_t zeroed);
+  bool IsOfSeveralProcesses(const Member& member) const;
   // Exchanges the infos of all members that share something.
   Status Exchange();
   // Whether all ranks are able, by the infos received.

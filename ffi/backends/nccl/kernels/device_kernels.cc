@@ -46,15 +46,11 @@ Status DeviceKernels::LoadModule() {
 }
 
 ErrorOr<cuda::Function> DeviceKernels::Find(const char* name) const {
+  CurrentContext current(library_.cuda, context_);
   cuda::Function function = nullptr;
   RETURN_IF_ERROR(
       library_.Try(library_.cuda.ModuleGetFunction, &function, module_, name));
   return function;
-}
-
-ErrorOr<cuda::Function> DeviceKernels::FindSum(OneShotWord word) const {
-  CurrentContext current(library_.cuda, context_);
-  return Find(kSumKernels[static_cast<int>(word)]);
 }
 
 Status DeviceKernels::Stop(uint64_t address, cuda::Stream stream) const {

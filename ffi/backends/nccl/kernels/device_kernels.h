@@ -23,8 +23,8 @@ class DeviceKernels {
   DeviceKernels(const DeviceKernels&) = delete;
   DeviceKernels& operator=(const DeviceKernels&) = delete;
 
-  // Finds the kernel that adds such words. Fails if the driver refuses it.
-  ErrorOr<cuda::Function> FindSum(OneShotWord word) const;
+  // Finds a kernel by its name. Fails if the driver refuses it.
+  ErrorOr<cuda::Function> Find(const char* name) const;
 
   // Enqueues the kernel that makes the device fault. `address`: see kStopKernel.
   Status Stop(uint64_t address, cuda::Stream stream) const;
@@ -36,7 +36,6 @@ class DeviceKernels {
   DeviceKernels(const NcclLibrary& library, cuda::Context context)
       : library_(library), context_(context) {}
   Status LoadModule();
-  ErrorOr<cuda::Function> Find(const char* name) const;
 
   const NcclLibrary& library_;
   const cuda::Context context_;

@@ -40,6 +40,11 @@ inline __device__ void StoreRelaxed(uint32_t* to, uint32_t value) {
                : "memory");
 }
 
+// What the thread has written by now, others see before what it writes from now on.
+inline __device__ void FenceSystem() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 inline __device__ float WidenFloat16(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

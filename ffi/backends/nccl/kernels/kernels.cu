@@ -8,6 +8,7 @@
 #ifdef __CUDACC__
 #include "ffi/backends/nccl/kernels/instructions.h"
 #endif
+#include "ffi/backends/nccl/kernels/ragged_device.h"
 
 namespace jaxcomm {
 namespace {
@@ -160,9 +161,6 @@ __device__ void AddRanks(const OneShotArguments& arguments) {
 
 // Fills memory with bytes of 0xff, by the threads of one block.
 __device__ void Fill(uint64_t address, uint64_t bytes) {
-  struct alignas(16) Wide {
-    uint64_t low, high;
-  };
   auto* const to = reinterpret_cast<uint8_t*>(address);
   const uint64_t before = (0 - address) % sizeof(Wide);
   const uint64_t head = before < bytes ? before : bytes;
@@ -215,6 +213,28 @@ extern "C" __global__ void jaxcomm_poison(
   if (!__syncthreads_or(is_poisoned)) return;
   for (uint32_t i = 0; i < arguments.count; ++i) {
     Fill(arguments.results[i].address, arguments.results[i].bytes);
+  }
+}
+
+extern "C" __global__ void jaxcomm_ragged_give(
+    const __grid_constant__ RaggedArguments arguments) {
+  GiveNumbers(arguments);
+}
+
+extern "C" __global__ void jaxcomm_ragged_check(
+    const __grid_constant__ RaggedArguments arguments) {
+  CheckNumbers(arguments);
+}
+
+// With every bit set, the result of a call that was refused is NaN for floats. The last
+// launch does it.
+extern "C" __global__ void jaxcomm_ragged_move(
+    const __grid_constant__ RaggedArguments arguments) {
+  const auto* const verdict = reinterpret_cast<const uint32_t*>(arguments.verdict);
+  if (*verdict == RaggedArguments::kFits) {
+    MoveWindows(arguments);
+  } else if (arguments.pushed == RaggedArguments::kNoWindow && blockIdx.x == 0) {
+    Fill(arguments.result, arguments.output_rows * arguments.row_bytes);
   }
 }
 

@@ -24,7 +24,7 @@ namespace jaxcomm {
 // at the same time, each on a thread of its own.
 class alignas(64) CallCounts {
  public:
-  enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot };
+  enum class Kind { kOrdinary, kSymmetric, kCopied, kOneShot, kDeviceSized };
 
   void Add(const CallSite& site, Kind kind = Kind::kOrdinary) {
     Increase(calls_[static_cast<int>(site.kind())], 1);
@@ -53,7 +53,7 @@ class alignas(64) CallCounts {
 
   std::atomic<int64_t> bytes_{0};
   std::atomic<int64_t> calls_[Plan::kKinds] = {};
-  std::atomic<int64_t> of_kind_[4] = {};
+  std::atomic<int64_t> of_kind_[5] = {};
 };
 
 class LaunchQueue {

@@ -61,6 +61,7 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
             name=policy.name or "",
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
+            device_sizes=policy.device_sizes,
             on_failure=_on_failure(spec),
             check=config.check(),
         )
