@@ -26,8 +26,11 @@ class Comparison:
     """Every strategy for one call of attention; prints as a table.
 
     Attributes:
-      chosen: the strategy of least time. ``strategy="auto"`` chooses so too, with the
-        numbers of the machine ``"gpu"`` or ``"cpu"``.
+      chosen: the strategy of least time among those whose keys and values take at most
+        1/64 of the machine's memory. With documents, and where the order of tokens is
+        data, it is ``"ring"`` or ``"halo"``. ``strategy="auto"`` chooses so too, with
+        the numbers of the machine ``"gpu"`` or ``"cpu"``; with a bias or a mask as with
+        documents.
       rows: by name.
       machine: whose numbers the times are made of.
     """
@@ -150,7 +153,7 @@ def compare_strategies(
     )
     machine = Machine.named(machine)
     rows = compared(problem, machine)
-    return Comparison(fastest(rows), rows, machine)
+    return Comparison(fastest(rows, problem, machine), rows, machine)
 
 
 def _check_layouts(layout, key_layout, axis_sizes) -> None:

@@ -303,6 +303,7 @@ def _problem(
         value_size=arrays.value.shape[3],
         itemsize=arrays.query.dtype.itemsize,
         axis_sizes=tuple(jax.lax.axis_size(axis) for axis in named.axes),
+        has_bias=arrays.bias is not None or arrays.mask is not None,
     )
 
 

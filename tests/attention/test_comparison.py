@@ -9,6 +9,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.attention import compare_strategies
+from jaxcomm.attention.positions import TRUSTED
 
 OF = {"heads": 32, "key_heads": 8, "head_size": 128}
 LETTERS = {"ring": "r", "all_gather": "a", "ulysses": "u", "usp": "s", "halo": "h"}
@@ -108,6 +109,72 @@ def test_auto_is_within_three_percent_of_the_fastest_with_gradients(size, thousa
     assert both >= 0.97, (found.chosen, both)
     asked = {(4, 4): 0.87, (4, 8): 0.92}.get((size, thousands), 1)
     assert forward >= asked, (found.chosen, forward)
+
+
+def test_auto_sends_keys_from_rank_to_rank_where_the_model_does_not_know_the_call():
+    layout = jaxcomm.Layout("zigzag", 4, 8192)
+    assert compare_strategies(layout, is_causal=True, **OF).chosen == "ulysses"
+    documents = compare_strategies(layout, is_causal=True, has_documents=True, **OF)
+    assert documents.chosen == "ring"
+    ordered = jaxcomm.Layout("contiguous", 4, 8, jnp.arange(8).reshape(4, 2))
+    found = {}
+    for machine in ("gpu", "cpu"):
+        for of in (ordered, jaxcomm.Layout("contiguous", 4, 8)):
+            chosen = compare_strategies(of, machine=machine, **OF).chosen
+            found[machine, of.is_static] = chosen in ("ring", "halo")
+    assert found == {
+        (machine, is_static): not is_static
+        for machine in ("gpu", "cpu")
+        for is_static in (True, False)
+    }
+
+
+@pytest.mark.parametrize("of", [None, "bias", "mask"])
+def test_auto_exchanges_no_bias(of):
+    """Ulysses would gather the rows of all ranks, which the model does not count."""
+
+    def attend(x, pairs):
+        tokens = jaxcomm.Tokens(jaxcomm.Layout("contiguous", 4, 4096), TRUSTED)
+        options = {"bias": {"bias": pairs}, "mask": {"mask": pairs > 0}}.get(of, {})
+        return jaxcomm.ring_attention(x, x, x, "c", tokens, strategy="auto", **options)
+
+    x = jax.ShapeDtypeStruct((1, 1024, 8, 64), "bfloat16")
+    pairs = jax.ShapeDtypeStruct((1, 1, 1024, 4096), "float32")
+    made = jaxcomm.plan({"c": 4}, attend, x, pairs, machine="gpu")
+    names = {each.call.name for each in made.calls}
+    assert (names == {"ring_shift"}) == (of is not None), names
+
+
+def test_auto_gathers_no_more_than_a_share_of_the_memory():
+    layout = jaxcomm.Layout("zigzag", 4, 4096)
+    heads = {"heads": 3, "key_heads": 1, "head_size": 128, "is_causal": True}
+    gathered = 4096 * 2 * 128 * 2
+    for share, chosen in ((1, "all_gather"), (0.99, "ring")):
+        machine = dataclasses.replace(
+            jaxcomm.Machine.named("gpu"), memory=64 * gathered * share
+        )
+        found = compare_strategies(layout, machine=machine, **heads)
+        assert found.rows["all_gather"].memory == gathered
+        assert found.chosen == chosen
+
+
+def test_auto_logs_its_choice_once(caplog):
+    caplog.set_level("DEBUG", "jaxcomm.attention")
+    layout = jaxcomm.Layout("contiguous", 4, 4136)  # of no other test
+
+    def attend(x):
+        for _ in range(2):
+            x = jaxcomm.ring_attention(
+                x, x, x, "c", jaxcomm.Tokens(layout, TRUSTED), strategy="auto"
+            )
+        return x
+
+    x = jax.ShapeDtypeStruct((1, 1034, 8, 64), "bfloat16")
+    jaxcomm.plan({"c": 4}, attend, x, machine="gpu")
+    said = [each.getMessage() for each in caplog.records if "4136" in each.getMessage()]
+    assert len(said) == 1, said
+    chosen = compare_strategies(layout, heads=8, head_size=64).chosen
+    assert said[0].startswith(f"strategy='auto' is {chosen!r}: 4 ranks, contiguous")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ NEEDS = {
     "flax_linen": "flax",
     "flax_nnx": "flax",
     "plain_jit": "flax equinox",
+    "state_kernel": "mamba2_jax",
 }
 
 

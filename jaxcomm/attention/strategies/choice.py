@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,8 @@ from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import Problem, Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses, Usp
 from jaxcomm.machine import Machine
+
+_logger = logging.getLogger("jaxcomm.attention")
 
 # A new strategy is one file and one entry here: a function of the problem.
 STRATEGIES: dict[str, Callable[[Problem], Strategy]] = {
@@ -57,6 +60,10 @@ def get_strategy(
 _BACKWARD = 2.5
 # Times that differ by no more, relative, are equal.
 _EQUAL = 1e-6
+# Of a device's memory, what "auto" lets keys and values take at once.
+_SHARE = 1 / 64
+# These send keys from rank to rank, and neither gather them nor exchange heads.
+_SHIFTING = ("ring", "halo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,17 +141,56 @@ def compared(problem: Problem, machine: Machine) -> dict[str, ComparedStrategy]:
     }
 
 
-def fastest(rows: dict[str, ComparedStrategy]) -> str:
-    """Return the possible strategy of least time; of equals that which sends least."""
-    possible = [row for row in rows.values() if row.why_not is None]
+def fastest(
+    rows: dict[str, ComparedStrategy], problem: Problem, machine: Machine
+) -> str:
+    """Return the strategy that "auto" is, a function of shapes and options alone.
+
+    It is the possible one of least time; of equals that which sends least. Keys and
+    values that it holds take at most 1/64 of the machine's memory, unless it is the
+    ring. The model knows no bias, no lengths of documents and no order that is data:
+    with them it is the ring or the halo.
+    """
+    layouts = problem.query_layout, problem.key_layout
+    is_known = not (problem.has_documents or problem.has_bias)
+    is_known = is_known and all(layout.is_static for layout in layouts)
+    most = _SHARE * machine.memory if machine.memory else float("inf")
+    possible = [
+        row
+        for name, row in rows.items()
+        if row.why_not is None
+        and (is_known or name in _SHIFTING)
+        and (row.memory <= most or name == "ring")
+    ]
     least = min(row.seconds for row in possible)
     equals = [row for row in possible if row.seconds <= least * (1 + _EQUAL)]
     return min(equals, key=lambda row: row.forward_bytes).strategy
 
 
 def choose(problem: Problem, machine: Machine) -> Strategy:
-    """Return the strategy that "auto" is."""
-    return STRATEGIES[fastest(compared(problem, machine))](problem)
+    """Return the strategy that "auto" is, and log it once at the level of debug."""
+    rows = compared(problem, machine)
+    name = fastest(rows, problem, machine)
+    if _logger.isEnabledFor(logging.DEBUG):
+        layout, least = problem.query_layout, rows[name].seconds
+        others = ", ".join(
+            f"{row.strategy} {row.seconds / least:.2f}"
+            for row in rows.values()
+            if row.why_not is None
+        )
+        _log_once(
+            f"strategy='auto' is {name!r}: {layout.size} ranks, "
+            f"{layout.schedule.name}, {layout.length} tokens, batch {problem.batch}, "
+            f"{problem.heads}/{problem.key_heads} heads of {problem.head_size}, "
+            f"documents: {problem.has_documents}, bias: {problem.has_bias}. Relative "
+            f"times by the model: {others}."
+        )
+    return STRATEGIES[name](problem)
+
+
+@functools.lru_cache(maxsize=256)
+def _log_once(text: str) -> None:
+    _logger.debug(text)
 
 
 def seen_keys(problem: Problem) -> np.ndarray:

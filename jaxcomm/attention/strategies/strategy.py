@@ -41,6 +41,7 @@ class Problem:
       value_size: of values and output.
       itemsize: bytes of a number.
       axis_sizes: of the mesh axes that split the sequence, in their order.
+      has_bias: whether there is a bias or a mask. Its bytes are not counted.
     """
 
     query_layout: Layout
@@ -54,6 +55,7 @@ class Problem:
     value_size: int
     itemsize: int
     axis_sizes: tuple[int, ...]
+    has_bias: bool = False
 
     @property
     def size(self) -> int:

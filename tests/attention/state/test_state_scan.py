@@ -213,9 +213,8 @@ def test_tokens_out_of_place_are_refused(what):
         def layer(x, tokens):
             if what == "causal_halo":
                 return causal_halo(x["value"], "context", tokens, 2, backend=backend)
-            names = "query", "key", "value", "gate"
             return state_scan(
-                *(x[name] for name in names), "context", tokens,
+                x["query"], x["key"], x["value"], x["gate"], "context", tokens,
                 kernel=Mamba2(2), backend=backend,
             )  # fmt: skip
 
