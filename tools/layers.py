@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # ---- C++: from below. Folders on one line do not include each other.
 ORDER = [
-    ["base"],
+    ["base", "watch"],
     ["os"],
     ["flight"],
     ["core"],

@@ -4,14 +4,17 @@ import collections
 import dataclasses
 import functools
 import os
+import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics import accounts, findings, record, seen, suspect, waits
+from jaxcomm.diagnostics import accounts, findings, record, ring, seen, suspect, waits
 from jaxcomm.diagnostics.alignment import Group
 from jaxcomm.diagnostics.findings import Finding
 from jaxcomm.diagnostics.record import ProcessRecord, RecordError
+from jaxcomm.diagnostics.ring import Ring
 from jaxcomm.diagnostics.seen import Seen
 from jaxcomm.diagnostics.suspect import Account
 
@@ -240,8 +243,8 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     A file that is no flight record is left out, and named in ``skipped``.
 
     Args:
-      paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote, and those of
-        launchers.
+      paths: files that failures, SIGUSR1 or ``FlightRecord.save`` wrote, those of
+        launchers, and those in which ``launch --watch`` keeps what NCCL does.
 
     Raises:
       RecordError: no file is of a process or a launcher, or they are not of one job.
@@ -253,8 +256,13 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     records: dict[int, ProcessRecord] = {}
     by_launchers: list[Seen] = []
     skipped: list[str] = []
+    rings: dict[int, Ring] = {}
     for path in paths:
         try:
+            if os.fspath(path).endswith(ring.SUFFIX):
+                of_nccl = ring.load(path)
+                rings[of_nccl.process] = of_nccl
+                continue
             found = _load(path)
         except RecordError as error:
             skipped.append(str(error))
@@ -277,10 +285,21 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
                 )
         path_of[found.process] = name
         records[found.process] = found
+    for found in ring.records([*rings.values()], socket.gethostname(), time.time()):
+        records[found.process] = _with_nccl(records.get(found.process), found)
     if not records and not by_launchers:
         raise RecordError("; ".join(skipped) or "no flight record was given")
     merged = merge(records.values(), by_launchers)
     return dataclasses.replace(merged, skipped=skipped)
+
+
+def _with_nccl(own: ProcessRecord | None, found: ProcessRecord) -> ProcessRecord:
+    """Returns a process's record with what NCCL's callbacks tell of it."""
+    if own is None or own.processes != found.processes:
+        return found
+    return dataclasses.replace(
+        own, communicators=(*own.communicators, *found.communicators)
+    )
 
 
 def _load(path) -> ProcessRecord | list[Seen]:

@@ -18,6 +18,7 @@ from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import UNKILLABLE_SECONDS, Process
 from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
+from jaxcomm.launch.watch import Watch
 from jaxcomm.launch.witness import PATIENCE_SECONDS, Inquiry, Witness
 
 # As timeout(1) has it.
@@ -95,6 +96,7 @@ class Job:
       ends: where those of all processes are told.
       witness: what is seen of processes.
       report: says who is to blame.
+      watch: of NCCL. If None, nobody asked for it.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Job:
         ends: Ends,
         witness: Witness,
         report: Report,
+        watch: Watch | None = None,
     ):
         self._running = {process.number: process for process in processes}
         # Of elastic jobs: how many have to live, who does, and whether they have met.
@@ -120,6 +123,8 @@ class Job:
         # Whose programs have ended well, and since when others have been stopped.
         self._done: set[int] = set()
         self._stopped: dict[int, float] = {}
+        self._watch = watch
+        self._restarts = options.max_restarts > 0
         # What is asked, and what is done once that is answered.
         self._inquiries: list[tuple[Inquiry, Callable[[], None]]] = []
         self._all = dict(self._running)
@@ -158,6 +163,8 @@ class Job:
                     unwatched.append(process)
             while (self._running or self._inquiries) and not self._is_over:
                 left = min([self._deadline, *self._killed.values()]) - time.monotonic()
+                if self._watch is not None and not self._stopping:
+                    left = min(left, self._watch.left())
                 if self._inquiries:
                     left = min(left, _ANSWER_SECONDS)
                 if unwatched or self._is_alone_in_watching():
@@ -183,6 +190,7 @@ class Job:
                 self._leave_behind()
                 if self._is_alone_in_watching():
                     self._give_up_stopped()
+                self._look_at_nccl()
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()
@@ -406,6 +414,29 @@ class Job:
         self._is_late = True
         text = f"--timeout: not done after {self._timeout:g} s; stopping"
         self._blame_then_stop(text)
+
+    def _look_at_nccl(self):
+        if self._watch is None or self._stopping:
+            return
+        found = self._watch.look(self._witness.seen)
+        if found is None:
+            return
+        process, how = found
+        text = f"--watch: no progress for {self._watch.seconds:g} s"
+        text += f": {how}" if how else ""
+        if self._restarts:
+            self._status = TIMED_OUT
+            self._failed = process
+            self._blame_then_stop(f"{text}; stopping")
+            return
+
+        def tell():
+            self._report.blame(self._witness.seen())
+            self._output.say(f"{text}; it goes on, see --max-restarts")
+
+        self._inquire(
+            self._running, self._running, min(PATIENCE_SECONDS, self._grace), tell
+        )
 
     def _blame_then_stop(self, text):
         """Say who is to blame, then a line, and stop all."""

@@ -68,6 +68,8 @@ class Options:
       host: the number of this one.
       coordinator: host and port of the first host. If "", an address of this one.
       secret: path of a file with what only the launchers of the job know.
+      watch: whether NCCL is watched.
+      watch_timeout: seconds without progress after which somebody is to blame.
     """
 
     processes: int
@@ -87,6 +89,8 @@ class Options:
     host: int = 0
     coordinator: str = ""
     secret: str = ""
+    watch: bool = False
+    watch_timeout: float = 60.0
 
     @property
     def total(self) -> int:
@@ -281,6 +285,20 @@ def _parser():
         metavar="FILE",
         help="with --hosts: a file that only you can read, with the same text on all "
         "hosts. Launchers hear no others",
+    )
+    add(
+        "--watch",
+        action="store_true",
+        help="on GPUs: see what XLA's own collectives do, in any program, and name the "
+        "process that holds up the others",
+    )
+    add(
+        "--watch-timeout",
+        type=_seconds,
+        default=Options.watch_timeout,
+        metavar="SECONDS",
+        help="with --watch: without progress for so long, tell; with --max-restarts, "
+        "end the attempt too (default: %(default)g)",
     )
     names = {
         name

@@ -8,10 +8,12 @@ import time
 
 VARIABLE = "JAXCOMM_DUMP_DIR"
 _PATTERN = "flight-record-*.json"
+_RINGS = "nccl-*.ring"
 
 
 # What a process, or a launcher, calls its own.
 _NAME = re.compile(r"flight-record-([0-9]{1,7}|launcher-[!-.0-~]{1,64})\.json")
+_RING = re.compile(r"nccl-[0-9]{1,7}\.ring")
 # Of so many processes nobody reads more.
 _MOST_RECORDS = 1024
 _FOLDER = "records"
@@ -66,8 +68,22 @@ def of_run(where: pathlib.Path, since: float) -> list[pathlib.Path]:
       where: folder they are in.
       since: ``time.time()`` before the run; older ones are of another.
     """
+    return _newer(where.glob(_PATTERN), _NAME, since)
+
+
+def rings_of_run(where: pathlib.Path, since: float) -> list[pathlib.Path]:
+    """Return the files of a run in which NCCL's callbacks write.
+
+    Args:
+      where: folder they are in.
+      since: as in :func:`of_run`.
+    """
+    return _newer(where.glob(_RINGS), _RING, since)
+
+
+def _newer(paths, names, since):
     return sorted(
-        path for path in where.glob(_PATTERN) if _is_newer_record(path, since)
+        path for path in paths if names.fullmatch(path.name) and _is_newer(path, since)
     )[:_MOST_RECORDS]
 
 
@@ -80,9 +96,7 @@ def version(where: pathlib.Path, process: int) -> object:
     return status.st_ino, status.st_mtime_ns
 
 
-def _is_newer_record(path, since) -> bool:
-    if not _NAME.fullmatch(path.name):
-        return False
+def _is_newer(path, since) -> bool:
     try:
         return path.lstat().st_mtime >= since
     except OSError:

@@ -42,7 +42,12 @@ class Report:
         path = seen.path_of(self._folder, socket.gethostname())
         try:
             seen.write(found, self._processes, time.time(), path)
-            merged = merge_files(records.of_run(self._folder, self._begin))
+            merged = merge_files(
+                [
+                    *records.of_run(self._folder, self._begin),
+                    *records.rings_of_run(self._folder, self._begin),
+                ]
+            )
             lines = merged.report().splitlines()
         except Exception as error:
             # The status of the run matters more, and a dying process may write half a

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from jaxcomm import compat
 from jaxcomm.diagnostics.seen import describe
-from jaxcomm.launch import devices, environment, folder, port, records
+from jaxcomm.launch import devices, environment, folder, port, records, watch
 from jaxcomm.launch.ends import Ends
 from jaxcomm.launch.job import WRONG_USE, Job, Outcome
 from jaxcomm.launch.messages import SecretRefused
@@ -22,6 +22,7 @@ from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
 from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
+from jaxcomm.launch.watch import Watch
 from jaxcomm.launch.witness import Witness
 
 
@@ -52,6 +53,9 @@ def _run(options: Options, own: pathlib.Path) -> int:
         "JAXCOMM_RUN_ID": uuid.uuid4().hex,
         "JAXCOMM_LAUNCHED": "1",
     }
+    if options.watch and (why := watch.refusal(inherited)):
+        _say(why)
+        return WRONG_USE
     count = 0
     stores = itertools.count()
     everyone = places = tuple(range(options.processes))
@@ -63,6 +67,8 @@ def _run(options: Options, own: pathlib.Path) -> int:
         records.make(where)
         inherited["JAXCOMM_RESTART_COUNT"] = str(count)
         inherited[records.VARIABLE] = str(where)
+        if options.watch:
+            inherited |= watch.variables(where)
         with _address(options, own / f"store-{next(stores)}") as address:
             outcome = _attempt(options, places, address, inherited, end, own, where)
         if _join_without_the_lost(outcome, options):
@@ -171,6 +177,9 @@ def _attempt(
                             process, options, variables, reports_write, output.piped
                         )
                     )
+                watching = (
+                    Watch(where, options.watch_timeout) if options.watch else None
+                )
                 if output.piped:
                     output.follow({p.number: p.pipes() for p in processes})
                 witness = Witness({p.number: p for p in processes}, where)
@@ -184,6 +193,7 @@ def _attempt(
                     ends,
                     witness,
                     report,
+                    watching,
                 )
                 outcome = job.wait()
                 if outcome.status and not report.is_made:

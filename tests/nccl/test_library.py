@@ -79,7 +79,8 @@ def test_older_versions_do_with_sends_what_they_lack(told, code, text, lacks):
     missing = set(found["missing"])
     assert missing >= LACKED_BY_ALL_BELOW_2_28
     assert missing & LACKED_BY_2_18 == lacks
-    assert found["config"] == {"blocking": 1, "split_share": 1}
+    named = {} if lacks else {"comm_name": "jaxcomm"}
+    assert found["config"] == {"blocking": 1, "split_share": 1} | named
     # Measured, where there is no ncclCommMemStats: the stand-in takes 1 MiB a rank. And
     # ours, for the offsets and sizes of ragged_all_to_all.
     assert found["device bytes"] == 3 * ((1 << 20) + 4 * (16 << 10))

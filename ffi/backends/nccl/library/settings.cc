@@ -65,7 +65,11 @@ nccl::Config NcclSettings::ConfigFor(const NcclLibrary& library) const {
     const auto found = numbers.find(field.name);
     if (found != numbers.end()) config.*field.member = found->second;
   }
-  if (!name.empty()) config.comm_name = name.c_str();
+  if (!name.empty()) {
+    config.comm_name = name.c_str();
+  } else if (library.version >= kFirstWithName) {
+    config.comm_name = "jaxcomm";  // ffi/watch leaves these out
+  }
   return config;
 }
 

@@ -1,0 +1,156 @@
+"""The library that NCCL loads, called in the order in which NCCL calls it.
+
+The order is as NCCL 2.28.9 was seen to call on two GPUs: the group, the collective, the
+launch, then the GPU's events from another thread.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import jaxcomm
+from jaxcomm.diagnostics import ring
+from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.record import RecordError
+
+LIBRARY = pathlib.Path(jaxcomm.__file__).parent / "libjaxcomm_watch.so"
+
+
+def script(text, folder, process, processes=2, **variables):
+    """Runs calls in a process of its own, which then dies without a word."""
+    program = (
+        f"from nccl_calls import *\nimport signal\n{text}\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {
+        "JAXCOMM_WATCH_DIR": str(folder),
+        "WATCH_LIBRARY": str(LIBRARY),
+        "JAX_PROCESS_ID": str(process),
+        "JAX_NUM_PROCESSES": str(processes),
+        "PYTHONPATH": str(pathlib.Path(__file__).parent),
+        **variables,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stderr
+
+
+STEP = """
+n = Nccl({version})
+c = n.join({process}, 2)
+assert n.mask.value == 0x46
+ours = n.join({process}, 2, b"jaxcomm", 77)
+assert n.mask.value == 0x46
+for turn in range({turns}):
+    n.run(ours, n.enqueue(ours, b"AllReduce"))
+    n.run(c, n.enqueue(c, b"AllReduce"))
+"""
+LAST = 'h = n.enqueue(c, b"AllGather", 9)\n'
+CASES = {
+    "not enqueued": ("", "last completed all-reduce #300"),
+    "enqueued, and its GPU has not begun": (LAST, "last completed all-reduce #300"),
+    "another shape": (
+        'n.run(c, n.enqueue(c, b"AllGather", 7), ends=False)',
+        "all-gather(float32[7])",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [*((case, 5) for case in CASES), ("not enqueued", 4), ("not enqueued", 6)],
+)
+def test_who_does_not_come_is_named(case, version, tmp_path):
+    text, expected = CASES[case]
+    step = STEP.format(version=version, process=0, turns=300)
+    script(f"{step}{LAST}n.run(c, h, ends=False)", tmp_path, 0)
+    step = STEP.format(version=version, process=1, turns=300)
+    script(step + text, tmp_path, 1)
+    files = sorted(tmp_path.glob(ring.PATTERN))
+    merged = merge_files(files)
+    assert len(merged.groups) == 1  # ours are not told a second time
+    assert expected in str(merged)
+    notes = ring.notes([ring.load(file) for file in files])
+    assert notes[0] == (
+        "process 0: all-gather #301, which its GPU has begun and not ended"
+    )
+    if case == "enqueued, and its GPU has not begun":
+        assert notes[1] == (
+            "process 1: all-gather #301, which its GPU has not begun, though it is "
+            "enqueued"
+        )
+    if case != "another shape":
+        assert merged.suspect.startswith("suspect: process 1 ")
+
+
+def test_without_events_of_the_gpu_who_enqueued_less_is_named(tmp_path):
+    step = STEP.replace("0x46", "0x6").replace("n.run(c, n.enq", "(c, n.enq")
+    for process in range(2):
+        script(
+            step.format(version=5, process=process, turns=300 - 5 * process),
+            tmp_path,
+            process,
+            JAXCOMM_WATCH_KERNELS="0",
+        )
+    merged = merge_files(sorted(tmp_path.glob(ring.PATTERN)))
+    assert merged.suspect.startswith("suspect: process 1 ")
+    assert "last completed all-reduce #295" in merged.suspect
+    assert "all-reduce #296" in merged.suspect
+
+
+def test_all_that_completed_is_no_finding(tmp_path):
+    for process in range(2):
+        step = STEP.format(version=5, process=process, turns=5)
+        script(f"{step}n.finalize(c)", tmp_path, process)
+    merged = merge_files(sorted(tmp_path.glob(ring.PATTERN)))
+    assert not merged.findings
+    assert all(group.communicator.closed for group in merged.groups)
+
+
+def test_a_torn_operation_is_left_out_and_a_torn_file_refused(tmp_path):
+    script(STEP.format(version=5, process=0, turns=3), tmp_path, 0)
+    path = tmp_path / "nccl-0.ring"
+    content = bytearray(path.read_bytes())
+    second = 4096 + 128 + 64
+    content[second : second + 8] = bytes(8)  # as while it is written
+    (block,) = ring.parse(bytes(content)).blocks
+    assert [each.number for each in block.operations] == [1, 3]
+    content[second : second + 8] = (99).to_bytes(8, "little")
+    assert [o.number for o in ring.parse(bytes(content)).blocks[0].operations] == [1, 3]
+    path.write_bytes(content[:5000])
+    with pytest.raises(RecordError, match=r"nccl-0\.ring: a damaged .*: 5000 bytes"):
+        ring.load(path)
+
+
+def test_a_disk_without_room_ends_no_program(tmp_path):
+    said = script(
+        "import resource\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        'n = Nccl(5)\nc = n.join(0, 2)\nn.run(c, n.enqueue(c, b"AllReduce"))\n'
+        "assert n.mask.value == 0",
+        tmp_path,
+        0,
+    )
+    assert "jaxcomm: NCCL is not watched: no file for its records" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_grows(tmp_path):
+    turns = 2_000
+    script(STEP.format(version=5, process=0, turns=turns), tmp_path, 0)
+    (block,) = ring.load(tmp_path / "nccl-0.ring").blocks
+    assert block.count == turns
+    assert [o.order for o in block.operations] == [*range(turns - 255, turns + 1)]
+    assert (tmp_path / "nccl-0.ring").stat().st_size == ring.BYTES
