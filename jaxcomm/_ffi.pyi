@@ -13,7 +13,9 @@ def create_host(key: int, axes: str, lane: str, platform: str, timeout_seconds: 
     """Makes a communicator of the host backend under a key."""
 
 def set_hint_if_late(hint: str) -> None:
-    """Why ranks of this process may be unable to come, for errors and notices."""
+    """
+    Why ranks of this process may be unable to come, for errors and notices.
+    """
 
 def begin_program(program: int) -> None:
     """
@@ -201,7 +203,9 @@ def prepare_flight_dumps(process: int, processes: int, devices: Sequence[tuple[s
     """
 
 def use_stack_server(request: int, answer: int, file: int) -> None:
-    """Descriptors of the thread that writes the stacks of all Python threads."""
+    """
+    Descriptors of the thread that writes the stacks of all Python threads.
+    """
 
 def dump_flight_records(reason: str) -> None:
     """Writes the flight records after a failure."""

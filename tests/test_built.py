@@ -152,8 +152,13 @@ def test_the_drivers_and_gpus_that_we_promise_take_the_ptx():
     assert re.search(r"^\.target sm_70$", ptx, re.MULTILINE)
     kernels = re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
     sums = ["int32", "float32", "float16", "bfloat16"]
+    ragged = ["check", "give", "move"]
     assert sorted(kernels) == sorted(
-        ["jaxcomm_stop", "jaxcomm_poison", *(f"jaxcomm_sum_{each}" for each in sums)]
+        [
+            *("jaxcomm_stop", "jaxcomm_poison"),
+            *(f"jaxcomm_ragged_{each}" for each in ragged),
+            *(f"jaxcomm_sum_{each}" for each in sums),
+        ]
     )
     # Lines stay in registers, and arguments where they are.
     assert ".local" not in ptx

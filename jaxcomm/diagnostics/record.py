@@ -150,7 +150,7 @@ class ProcessRecord:
       communicators: oldest first.
       devices: global ids of the process's devices, by platform.
       began: when the process loaded jaxcomm, in seconds since 1970; None if unknown.
-      stacks: lines of what its Python threads did, as :mod:`faulthandler` writes them;
+      stacks: lines of what its Python threads did, as ``faulthandler`` writes them;
         empty if nobody asked for them.
     """
 

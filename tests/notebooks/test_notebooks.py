@@ -31,7 +31,7 @@ SHOWN = {
         "rank 1 (process 1, cpu:2048) last completed psum(float32[1]) #2; rank 0 (",
         "which died. Process 1 was last in psum",
         "process 1 was ended by SIGKILL; stopping the others",
-        "rank 1 (process 1, cpu:2048) left no record; rank 0 (",
+        "rank 1 (process 1, cpu:2048) left no record; rank",
         "waited 2 s for rank 2",
         "flight record of process 0 of 1",
         "[6. 6. 6. 6.]",

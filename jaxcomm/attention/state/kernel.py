@@ -46,7 +46,7 @@ class StateRows:
         return sum_dtype(self.query.dtype)
 
     def zeros(self, *last: int) -> Any:
-        """Return zeros of the shape (P, N, *last), in the dtype of sums."""
+        """Return zeros of shape ``(P, N, *last)``, in the dtype of sums."""
         pieces, _, heads, _ = self.key.shape
         zeros = jnp.zeros((pieces, heads, *last), self.sum_dtype)
         return varying_like(zeros, self.value)
