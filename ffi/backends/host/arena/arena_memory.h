@@ -40,7 +40,8 @@ class SharedText {
     size_t word = 0;
     for (size_t i = 0; i <= length; i += 8, ++word) {
       uint64_t value = 0;
-      std::memcpy(&value, text.data() + i, std::min<size_t>(8, length - i));
+      // An empty text may lie nowhere, which memcpy() does not take.
+      text.copy(reinterpret_cast<char*>(&value), std::min<size_t>(8, length - i), i);
       words_[word].store(value, std::memory_order_relaxed);
     }
   }
