@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.permutation import checked, poison_unless
+from jaxcomm.attention.permutation import checked, poison_both_ways
 from jaxcomm.attention.positions import are_right, check_axis, layout_of_ranks
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
 from jaxcomm.primitives.call import SCOPE, AxisName, call_of
@@ -94,7 +94,7 @@ def relayout(
                     f"{what}: dimension {at} of x has {leaf.shape[at]} tokens on this "
                     f"rank, and the layout it comes from {source.local_length}."
                 )
-            leaf = poison_unless(is_right, jnp.asarray(leaf))
+            leaf = poison_both_ways(is_right, jnp.asarray(leaf))
             if _are_alike(source, target):
                 return _without_padding(leaf, at, source, named.axes)
             rows = jnp.moveaxis(leaf, at, 0)

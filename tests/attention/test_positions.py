@@ -208,13 +208,17 @@ def test_relayout_of_tokens_out_of_place_is_no_number():
             tree = {"x": x, "ids": tokens.positions}
             return relayout(tree, tokens, PLAIN, "context", backend=backend)
 
-        return jax.jit(sharded(local))(*wrong(ZIGZAG, NATURAL))
+        return jax.jit(sharded(local))
 
-    found = program("xla")
+    x, tokens = wrong(ZIGZAG, NATURAL)
+    found = program("xla")(x, tokens)
     assert jnp.isnan(found["x"]).all()
+    # Not zeros, with which a model would train on.
+    slopes = jax.grad(lambda x: program("xla")(x, tokens)["x"].sum())(x)
+    assert jnp.isnan(slopes).all()
     assert (found["ids"] == jnp.iinfo(jnp.int32).min).all()
     with raises(match=r"relayout.*rank 0 does not"):
-        jax.block_until_ready(program("host"))
+        jax.block_until_ready(program("host")(x, tokens))
 
 
 def test_restore_goes_by_positions_and_refuses_those_of_another_sequence():
