@@ -14,7 +14,9 @@ pytestmark = pytest.mark.multiprocess
 CALLS = pathlib.Path(__file__).parents[1] / "diagnostics"
 # Process 1 enqueues all but the last.
 PROGRAM = f"""
-sys.path.insert(0, {str(CALLS)!r})
+import pathlib
+sys.path[:0] = {str(CALLS)!r}, {str(CALLS.parent / "support")!r}
+import waiting
 os.environ["WATCH_LIBRARY"] = os.environ["NCCL_PROFILER_PLUGIN"]
 from nccl_calls import Nccl
 nccl = Nccl(5)
@@ -22,17 +24,20 @@ context = nccl.join(i, 2)
 again = os.environ["JAXCOMM_RESTART_COUNT"] != "0"
 for turn in range(3):
     nccl.run(context, nccl.enqueue(context, b"AllReduce"))
-if i == 0 and not again:
+# Nobody waits for process 1 before it is there.
+there = pathlib.Path(os.environ["JAXCOMM_DUMP_DIR"], "there")
+if i == 1:
+    there.touch()
+elif not again:
+    waiting.until(there.exists, "process 1")
     handle = nccl.enqueue(context, b"AllReduce")
     nccl.run(context, handle, ends=False)
 if not again:
     signal.pause()
 """
 # Until the launcher has told.
-WAIT = f"""
+WAIT = """
 import glob
-sys.path.insert(0, {str(CALLS.parent / "support")!r})
-import waiting
 told = os.environ["JAXCOMM_DUMP_DIR"] + "/flight-record-launcher-*"
 waiting.until(lambda: glob.glob(told), "what the launcher saw")
 """
