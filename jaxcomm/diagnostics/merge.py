@@ -77,7 +77,7 @@ class Merged:
         for found in self.findings[:1]:
             parts.append(f"{found.title}: group {found.group}: {found.text}")
         for each in suspect.judge(self.accounts):
-            parts += self._stacks(each.process)
+            parts += self.stacks(each.process)
         return "\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,12 +128,12 @@ class Merged:
             parts.append(f"  group {found.group}: {found.text}")
         parts += self._slow()
         for process in self.records:
-            if stacks := self._stacks(process):
+            if stacks := self.stacks(process):
                 parts += ["", *stacks]
         return "\n".join(parts)
 
-    def _stacks(self, process) -> list[str]:
-        """Returns what threads of the program did, without threads of this package."""
+    def stacks(self, process: int) -> list[str]:
+        """Return what threads of the program did, without threads of this package."""
         found = self.records.get(process)
         shown = []
         for thread in "\n".join(found.stacks if found else ()).split("\n\n"):

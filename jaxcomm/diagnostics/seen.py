@@ -45,6 +45,7 @@ class Seen:
       was_given_up: whether others went on without it.
       state: the kernel's letter for what it does; empty if unknown.
       works: whether its CPU time moved on. None if unknown.
+      call: the kernel's function in which its first thread waits; empty if unknown.
     """
 
     process: int
@@ -55,6 +56,7 @@ class Seen:
     was_given_up: bool = False
     state: str = ""
     works: bool | None = None
+    call: str = ""
 
     def __str__(self) -> str:
         """Say what it does, or how it ended, as a predicate of it."""

@@ -18,7 +18,7 @@ from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import UNKILLABLE_SECONDS, Process
 from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
-from jaxcomm.launch.watch import Watch
+from jaxcomm.launch.watch import CpuWatch, NcclWatch
 from jaxcomm.launch.witness import PATIENCE_SECONDS, Inquiry, Witness
 
 # As timeout(1) has it.
@@ -96,7 +96,7 @@ class Job:
       ends: where those of all processes are told.
       witness: what is seen of processes.
       report: says who is to blame.
-      watch: of NCCL. If None, nobody asked for it.
+      watch: of progress. If None, nobody asked for it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Job:
         ends: Ends,
         witness: Witness,
         report: Report,
-        watch: Watch | None = None,
+        watch: NcclWatch | CpuWatch | None = None,
     ):
         self._running = {process.number: process for process in processes}
         # Of elastic jobs: how many have to live, who does, and whether they have met.
@@ -190,7 +190,7 @@ class Job:
                 self._leave_behind()
                 if self._is_alone_in_watching():
                     self._give_up_stopped()
-                self._look_at_nccl()
+                self._look_for_progress()
                 if time.monotonic() >= self._deadline:
                     self._time_is_up()
         self._read_reports()
@@ -415,30 +415,30 @@ class Job:
         text = f"--timeout: not done after {self._timeout:g} s; stopping"
         self._blame_then_stop(text)
 
-    def _look_at_nccl(self):
+    def _look_for_progress(self):
         if self._watch is None or self._stopping:
             return
-        found = self._watch.look(self._witness.seen)
-        if found is None:
+        held = self._watch.look(self._witness)
+        if held is None:
             return
-        process, how = found
         text = f"--watch: no progress for {self._watch.seconds:g} s"
-        text += f": {how}" if how else ""
-        if self._restarts:
+        text += f": {held.how}" if held.how else ""
+        if self._restarts and not held.may_go_on:
             self._status = TIMED_OUT
-            self._failed = process
-            self._blame_then_stop(f"{text}; stopping")
+            self._failed = held.process
+            self._blame_then_stop(f"{text}; stopping", held.still)
             return
+        see = "" if self._restarts else ", see --max-restarts"
 
         def tell():
-            self._report.blame(self._witness.seen())
-            self._output.say(f"{text}; it goes on, see --max-restarts")
+            self._report.blame(self._witness.seen(), held.still)
+            self._output.say(f"{text}; it goes on{see}")
 
         self._inquire(
             self._running, self._running, min(PATIENCE_SECONDS, self._grace), tell
         )
 
-    def _blame_then_stop(self, text):
+    def _blame_then_stop(self, text, idle=frozenset()):
         """Say who is to blame, then a line, and stop all."""
         self._stopping = True
         # Each wait for an answer has an end of its own.
@@ -446,7 +446,7 @@ class Job:
 
         def stop():
             if self._status != WRONG_USE:
-                self._report.blame(self._witness.seen())
+                self._report.blame(self._witness.seen(), idle)
             if text:
                 self._output.say(text)
             for process in self._all.values():

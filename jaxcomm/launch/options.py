@@ -68,7 +68,7 @@ class Options:
       host: the number of this one.
       coordinator: host and port of the first host. If "", an address of this one.
       secret: path of a file with what only the launchers of the job know.
-      watch: whether NCCL is watched.
+      watch: whether progress is watched.
       watch_timeout: seconds without progress after which somebody is to blame.
     """
 
@@ -289,8 +289,8 @@ def _parser():
     add(
         "--watch",
         action="store_true",
-        help="on GPUs: see what XLA's own collectives do, in any program, and name the "
-        "process that holds up the others",
+        help="see in any program what XLA's own collectives do on GPUs, or whether CPU "
+        "time moves on, and name the process that holds up the others",
     )
     add(
         "--watch-timeout",

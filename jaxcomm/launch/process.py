@@ -28,11 +28,13 @@ class Usage:
       state: the letter of proc(5) for its first thread.
       cpu: seconds that its threads have run, without those of jaxcomm.
       time: of ``time.monotonic()``.
+      call: the kernel's function in which its first thread waits; empty if unknown.
     """
 
     state: str
     cpu: float
     time: float
+    call: str = ""
 
 
 class Process:
@@ -106,7 +108,14 @@ class Process:
                         nanoseconds += int(text.split()[0])
         except OSError:
             return None
-        return Usage(self.state(), nanoseconds * 1e-9, time.monotonic())
+        return Usage(self.state(), nanoseconds * 1e-9, time.monotonic(), self._call())
+
+    def _call(self) -> str:
+        try:
+            call = pathlib.Path(f"/proc/{self._popen.pid}/wchan").read_text()
+        except OSError:
+            return ""
+        return call if call.isidentifier() else ""
 
     def pipes(self) -> tuple[int, int]:
         """Return stdout and stderr, which the caller has to close."""

@@ -4,9 +4,9 @@ import contextlib
 import pathlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from jaxcomm.diagnostics import seen
+from jaxcomm.diagnostics import seen, still
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.launch import records
 from jaxcomm.launch.output import Output
@@ -36,8 +36,15 @@ class Report:
         self._output = output
         self._begin = records.now()
 
-    def blame(self, found: Sequence[seen.Seen]) -> None:
-        """Say who is to blame, and keep for the doctor what the launcher saw."""
+    def blame(
+        self, found: Sequence[seen.Seen], idle: Collection[int] = frozenset()
+    ) -> None:
+        """Say who is to blame, and keep for the doctor what the launcher saw.
+
+        Args:
+          found: what the launcher saw of its processes.
+          idle: those whose CPU time stands still. If any, all processes are described.
+        """
         self.is_made = True
         path = seen.path_of(self._folder, socket.gethostname())
         try:
@@ -49,6 +56,10 @@ class Report:
                 ]
             )
             lines = merged.report().splitlines()
+            if idle:
+                stacks = {each.process: merged.stacks(each.process) for each in found}
+                lines = lines[:1] or [still.verdict(found, idle, stacks)]
+                lines += still.lines(found, idle, stacks)
         except Exception as error:
             # The status of the run matters more, and a dying process may write half a
             # file.

@@ -22,7 +22,7 @@ from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
 from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
-from jaxcomm.launch.watch import Watch
+from jaxcomm.launch.watch import CpuWatch, NcclWatch
 from jaxcomm.launch.witness import Witness
 
 
@@ -53,9 +53,12 @@ def _run(options: Options, own: pathlib.Path) -> int:
         "JAXCOMM_RUN_ID": uuid.uuid4().hex,
         "JAXCOMM_LAUNCHED": "1",
     }
-    if options.watch and (why := watch.refusal(inherited)):
+    watches_nccl = options.watch and not watch.is_of_cpus(options)
+    if watches_nccl and (why := watch.refusal(inherited)):
         _say(why)
         return WRONG_USE
+    if options.watch and not watches_nccl:
+        _say(watch.ON_CPUS)
     count = 0
     stores = itertools.count()
     everyone = places = tuple(range(options.processes))
@@ -67,7 +70,7 @@ def _run(options: Options, own: pathlib.Path) -> int:
         records.make(where)
         inherited["JAXCOMM_RESTART_COUNT"] = str(count)
         inherited[records.VARIABLE] = str(where)
-        if options.watch:
+        if watches_nccl:
             inherited |= watch.variables(where)
         with _address(options, own / f"store-{next(stores)}") as address:
             outcome = _attempt(options, places, address, inherited, end, own, where)
@@ -118,8 +121,9 @@ def _after(outcome: Outcome, count: int, most: int) -> tuple[bool, str]:
         return False, f"done after {times}" if count else ""
     if not most or outcome.was_asked:
         return False, ""
-    assert outcome.failed is not None  # the status is not 0
-    cause = f"process {outcome.failed} {describe(outcome.status)}"
+    cause = "no progress"
+    if outcome.failed is not None:
+        cause = f"process {outcome.failed} {describe(outcome.status)}"
     if outcome.status == WRONG_USE:
         return False, (
             f"not restarted: {cause}, which says that the program was called wrongly. "
@@ -177,9 +181,13 @@ def _attempt(
                             process, options, variables, reports_write, output.piped
                         )
                     )
-                watching = (
-                    Watch(where, options.watch_timeout) if options.watch else None
-                )
+                watching = None
+                if options.watch:
+                    watching = (
+                        CpuWatch(options.watch_timeout)
+                        if watch.is_of_cpus(options)
+                        else NcclWatch(where, options.watch_timeout)
+                    )
                 if output.piped:
                     output.follow({p.number: p.pipes() for p in processes})
                 witness = Witness({p.number: p for p in processes}, where)

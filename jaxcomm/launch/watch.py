@@ -1,29 +1,45 @@
-"""Watch what NCCL does in each process, and tell when it does nothing any more.
+"""Watch what the processes do, and tell when they do nothing any more.
 
-NCCL loads a library of ours, which writes what XLA's own collectives do into files. The
-program need not know of it. On CPUs there is no NCCL, and nothing is written.
+On GPUs, NCCL loads a library of ours, which writes what XLA's own collectives do into
+files. The program need not know of it. On CPUs there is no NCCL. All that is seen of
+any program is its CPU time.
 """
 
+import collections
+import dataclasses
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jaxcomm
-from jaxcomm.diagnostics import ring, suspect
+from jaxcomm.diagnostics import ring, still, suspect
 from jaxcomm.diagnostics.merge import merge
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.diagnostics.ring import Ring
-from jaxcomm.diagnostics.seen import Seen
-from jaxcomm.launch import records
+from jaxcomm.launch import devices, records
+from jaxcomm.launch.options import Options
+from jaxcomm.launch.witness import Witness
 
 LIBRARY = "libjaxcomm_watch.so"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
 _LOOK_SECONDS = 0.2
+# What runs beside a program that waits, such as heartbeats, takes a tenth of this.
+_LEAST_CPU_SECONDS = 0.1
+_LEAST_CPU_SHARE = 0.005
+ON_CPUS = (
+    "--watch: on CPUs there is no NCCL to watch. No progress means that the CPU time "
+    "of a process stands still"
+)
+
+
+def is_of_cpus(options: Options) -> bool:
+    """Return whether the processes are watched without NCCL."""
+    return (options.platform or "").split(",")[0] == devices.CPU
 
 
 def refusal(inherited: dict[str, str]) -> str:
-    """Return why nothing can be watched, if so."""
+    """Return why NCCL cannot be watched, if so."""
     if not _library().exists():
         return f"--watch: this jaxcomm has no {LIBRARY}. Install a wheel for Linux"
     other = inherited.get(_PLUGIN)
@@ -41,7 +57,24 @@ def _library():
     return pathlib.Path(jaxcomm.__file__).parent / LIBRARY
 
 
-class Watch:
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What is told of processes that do nothing any more.
+
+    Attributes:
+      how: a text.
+      process: who holds up the others. If None, that is not certain.
+      still: on CPUs, those whose CPU time stands still.
+      may_go_on: whether it is too early to end all, though they may start again.
+    """
+
+    how: str
+    process: int | None = None
+    still: frozenset[int] = frozenset()
+    may_go_on: bool = False
+
+
+class NcclWatch:
     """Looks at the files of an attempt.
 
     Args:
@@ -69,7 +102,7 @@ class Watch:
         """Return the seconds until the next look."""
         return max(self._next - self._clock(), 0.0)
 
-    def look(self, seen: Callable[[], Sequence[Seen]]) -> tuple[int, str] | None:
+    def look(self, witness: Witness) -> Held | None:
         """Return who holds up the others, and how, once for each time.
 
         Nobody does while all are equally far: they compute, or compile.
@@ -85,12 +118,12 @@ class Watch:
         if self._has_told or now - self._since < self.seconds:
             return None
         found = ring.records(rings, socket.gethostname(), time.time())
-        merged = merge(found, seen()) if found else None
+        merged = merge(found, witness.seen()) if found else None
         suspects = suspect.judge(merged.accounts) if merged and merged.findings else ()
         if not suspects:
             return None
         self._has_told = True
-        return suspects[0].process, "; ".join(ring.notes(rings))
+        return Held("; ".join(ring.notes(rings)), suspects[0].process)
 
     def _rings(self) -> list[Ring]:
         found = []
@@ -100,3 +133,60 @@ class Watch:
             except RecordError:
                 continue  # It is being made.
         return found
+
+
+class CpuWatch:
+    """Looks at the CPU time of processes.
+
+    Args:
+      seconds: a process whose threads have run for less than 0.1 s, or 0.5 % of this,
+        in so long, stands still.
+      clock: as ``time.monotonic``.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.seconds = seconds
+        self._clock = clock
+        self._next = clock()
+        # By process: when it had run for how many seconds, as long as that matters.
+        self._ran: dict[int, collections.deque[tuple[float, float]]] = {}
+        self._told: frozenset[int] = frozenset()
+
+    def left(self) -> float:
+        """Return the seconds until the next look."""
+        return max(self._next - self._clock(), 0.0)
+
+    def look(self, witness: Witness) -> Held | None:
+        """Return which processes stand still, once for each time."""
+        now = self._clock()
+        if now < self._next:
+            return None
+        self._next = now + min(max(self.seconds / 10, _LOOK_SECONDS), 1.0)
+        usages = witness.usages()
+        self._ran = {
+            process: self._ran.get(process, collections.deque()) for process in usages
+        }
+        for process, usage in usages.items():
+            self._ran[process].append((now, usage.cpu))
+        stopped = frozenset(n for n in usages if self._stood_still(n, self.seconds))
+        self._told &= stopped
+        # Those that have just begun to stand still are about to join them.
+        halfway = {n for n in usages if self._stood_still(n, self.seconds / 2)}
+        if halfway > stopped or stopped <= self._told:
+            return None
+        self._told = stopped
+        numbers = ", ".join(map(str, sorted(stopped)))
+        whose = f"process{'es' if len(stopped) > 1 else ''} {numbers}"
+        is_stuck = still.may_be_stuck(witness.seen(), stopped)
+        return Held(
+            f"the CPU time of {whose} stands still", None, stopped, not is_stuck
+        )
+
+    def _stood_still(self, process, seconds) -> bool:
+        ran = self._ran[process]
+        now, cpu = ran[-1]
+        while len(ran) > 1 and ran[1][0] <= now - self.seconds:
+            ran.popleft()
+        before = [(then, had) for then, had in ran if then <= now - seconds]
+        least = max(_LEAST_CPU_SECONDS, _LEAST_CPU_SHARE * seconds)
+        return bool(before) and cpu - before[-1][1] < least

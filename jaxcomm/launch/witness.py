@@ -100,6 +100,11 @@ class Witness:
                 del inquiry.awaited[number]
         return now >= inquiry.most or (now >= inquiry.least and not inquiry.awaited)
 
+    def usages(self) -> dict[int, Usage]:
+        """Return what the kernel says of each process, as far as it does."""
+        found = {n: process.usage() for n, process in self._processes.items()}
+        return {n: usage for n, usage in found.items() if usage is not None}
+
     def seen(self) -> list[Seen]:
         """Return what it has seen of each process, and of ends on other hosts."""
         found = []
@@ -120,6 +125,7 @@ class Witness:
                     was_given_up=number in self._given_up,
                     state=usage.state if usage else "",
                     works=works,
+                    call=usage.call if usage else "",
                 )
             )
         return found
