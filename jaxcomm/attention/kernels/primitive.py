@@ -15,12 +15,13 @@ import jax
 import jax.core
 import jax.extend
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import ad, batching
 
 from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved, is_empty
 from jaxcomm.attention.kernels.selection import SCOPE, select, unpacked
-from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE
+from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE, XLA
 from jaxcomm.attention.mask import Coordinates, promotes_ranks
 from jaxcomm.compat import gpus
 
@@ -115,6 +116,24 @@ def _checked(asked: str, found, names, avals: dict) -> list:
     return [x.astype(avals[name][1]) for name, x in given.items()]
 
 
+def _in_order(function):
+    """Let a function take and return arrays that lie in memory as their shape says.
+
+    XLA has its tiles choose. Where they are the longest of several branches, the others
+    move what their kernels take and return to that order and back.
+    """
+
+    def in_order(*arrays):
+        found = function(*map(_lies_in_order, arrays))
+        return [_lies_in_order(x) for x in found]
+
+    return in_order
+
+
+def _lies_in_order(x):
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if x.ndim > 1 else x
+
+
 def _define(name, function, avals, is_backward: bool):
     """Make a primitive and register its rules.
 
@@ -153,6 +172,8 @@ def _define(name, function, avals, is_backward: bool):
         of_kernel = jax.named_scope(f"{SCOPE}{kernel.name}")(
             functools.partial(compute, kernel, tree=tree, **known)
         )
+        if platform == "cuda" and kernel == XLA:
+            of_kernel = _in_order(of_kernel)
         with gpus.without_triton_warning():
             return compat.lower_as(of_kernel, ctx, *leaves)
 

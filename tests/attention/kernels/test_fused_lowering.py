@@ -74,12 +74,11 @@ def test_the_gradient_of_the_residual_takes_wider_heads(lower):
 @pytest.mark.parametrize("schedule", ["zigzag", "striped", "contiguous"])
 def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule):
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)
-    device = jax.sharding.AbstractDevice("a GPU", None, "gpu")
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.sharding.AbstractMesh((4,), ("context",), auto, abstract_device=device)
 
     def count(**more):
-        more |= {"implementation": "flash", "mesh": mesh, "schedule": schedule}
+        more |= {
+            "implementation": "flash", "mesh": _on_gpus(4), "schedule": schedule
+        }  # fmt: skip
         program = lowered(shape=(1, 4096, 8, 64), **more)
         # The keys of a rank are as many elements.
         return starts.of(program, 1024 * 2 * 64)
@@ -95,6 +94,31 @@ def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule
     # Three times keys and values; and their gradients, first apart, then as one array.
     assert both["sent arrays"] == 6 + 6 + 4
     assert sum(both.values()) <= 30
+
+
+def _on_gpus(size):
+    device = jax.sharding.AbstractDevice("a GPU", None, "gpu")
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.sharding.AbstractMesh(
+        (size,), ("context",), auto, abstract_device=device
+    )
+
+
+def test_tiles_of_a_rare_branch_do_not_choose_how_arrays_lie(lowered, monkeypatch):
+    """Else XLA moves what FlashAttention takes and returns, to their order and back."""
+    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
+
+    def orders(platform, ids):
+        program = lowered(platform, mesh=_on_gpus(4), ids=ids, grads=True)
+        pattern = r"LayoutConstraint\(.*_layouts = \[dense<(.*?)> : .*-> tensor<(.*?)>"
+        found = re.findall(pattern, program.as_text())
+        return {(order, shape.count("x")) for order, shape in found}
+
+    # Queries, keys and results; numbers of each token and head; of each token.
+    ascending = {4: "[0, 1, 2, 3]", 3: "[0, 1, 2]", 2: "[0, 1]"}
+    assert orders("cuda", True) == {(x, n) for n, x in ascending.items()}
+    assert not orders("cpu", True)
+    assert not orders("cuda", False)
 
 
 @pytest.mark.parametrize("options", [{"is_causal": False}, {"schedule": "striped"}])
