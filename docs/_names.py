@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import jaxcomm
 
 # The page of docs/api for names that a module or package defines: the longest match.
 GROUPS = {
-    "jax": "collectives",  # axis_index and axis_size are jax.lax's own.
     "jaxcomm.collectives": "collectives",
     "jaxcomm.collectives.split_phase": "split-phase",
     "jaxcomm.primitives": "collectives",
@@ -19,37 +19,21 @@ GROUPS = {
     "jaxcomm.communicator": "communicators",
     "jaxcomm.errors": "communicators",
     "jaxcomm.diagnostics": "diagnostics",
+    "jaxcomm.checksums": "diagnostics",
 }
 
 # Classes of which users get objects: how to make one is not documented.
-RETURNED = {
-    "CollectiveCounts",
-    "Communicator",
-    "Communicators",
-    "Counters",
-    "FlightRecord",
-    "Handle",
-    "MemoryRow",
-    "attention.Comparison",
-    "planning.Plan",
-}
+RETURNED = {"Communicator", "Handle"}
 
 
-def public_objects() -> Iterator[tuple[str, Any]]:
-    """Yield each public name, as users write it, and its object, each object once."""
-    modules = []
-    seen = set()
-    for name in jaxcomm.__all__:
-        found = getattr(jaxcomm, name)
-        if inspect.ismodule(found):
-            modules.append((f"jaxcomm.{name}", found))
-            continue
-        seen.add(id(found))
-        yield f"jaxcomm.{name}", found
-    for prefix, module in modules:
-        for name, found in sorted(vars(module).items()):
-            if callable(found) and not name.startswith("_") and id(found) not in seen:
-                yield f"{prefix}.{name}", found
+def public_objects(module: ModuleType = jaxcomm) -> Iterator[tuple[str, Any]]:
+    """Yield each public name, as users write it, and its object: namespaces last."""
+    found = [(name, getattr(module, name)) for name in module.__all__]
+    for name, inner in sorted(found, key=lambda pair: inspect.ismodule(pair[1])):
+        if inspect.ismodule(inner):
+            yield from public_objects(inner)
+        else:
+            yield f"{module.__name__}.{name}", inner
 
 
 def group_of(name: str, found: Any) -> str:

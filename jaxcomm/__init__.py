@@ -5,14 +5,11 @@ over communicators that can be listed, counted and closed. They work in ``jax.ji
 and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
 """
 
-from jax.lax import axis_index, axis_size
-
 from jaxcomm import _built as _built
-from jaxcomm import attention, planning
+from jaxcomm import attention, checksums, renamed
 from jaxcomm.attention.dot_product_attention import dot_product_attention
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
-from jaxcomm.attention.schedules import Schedule
 from jaxcomm.collectives import transposes as _transposes  # noqa: F401 -- registers
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum
@@ -36,38 +33,29 @@ from jaxcomm.communicator import cpu_threads as _cpu_threads
 from jaxcomm.communicator import interrupts as _interrupts
 from jaxcomm.communicator import shutdown as _shutdown
 from jaxcomm.communicator.cache import communicators, finalize
-from jaxcomm.communicator.check import check
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.init import init
+from jaxcomm.communicator.memory import memory_report
 from jaxcomm.communicator.policy import CommPolicy
-from jaxcomm.communicator.stats import Counters, MemoryRow, counters, memory_report
-from jaxcomm.communicator.survivors import shrink, survivors
+from jaxcomm.communicator.raise_if_failed import raise_if_failed
+from jaxcomm.communicator.survivors import mesh_of_survivors, shrink
 from jaxcomm.communicator.symmetric_pool import SymmetricPool
-from jaxcomm.communicator.table import Communicators
-from jaxcomm.diagnostics.checksums import save_checksums
-from jaxcomm.diagnostics.compare_runs import compare_runs
-from jaxcomm.diagnostics.compiled import CollectiveCounts, collectives_of
-from jaxcomm.diagnostics.flight_record import FlightRecord, flight_record
+from jaxcomm.diagnostics.compiled import collectives_of
+from jaxcomm.diagnostics.flight_record import flight_record
 from jaxcomm.errors import CommunicatorError
 from jaxcomm.machine import Machine
 from jaxcomm.planning.plan import plan
 from jaxcomm.primitives.call import using
 from jaxcomm.primitives.split_phase import Handle
-from jaxcomm.primitives.tree import tree_sum
+from jaxcomm.primitives.tree import local_sum
 
 __all__ = [
-    "CollectiveCounts",
     "CommPolicy",
     "Communicator",
     "CommunicatorError",
-    "Communicators",
-    "Counters",
-    "FlightRecord",
     "Handle",
     "Layout",
     "Machine",
-    "MemoryRow",
-    "Schedule",
     "SymmetricPool",
     "Tokens",
     "all_gather",
@@ -75,24 +63,21 @@ __all__ = [
     "all_to_all",
     "all_to_all_start",
     "attention",
-    "axis_index",
-    "axis_size",
-    "check",
+    "checksums",
     "collectives_of",
     "communicators",
-    "compare_runs",
-    "counters",
     "dot_product_attention",
     "finalize",
     "flight_record",
     "init",
+    "local_sum",
     "memory_report",
+    "mesh_of_survivors",
     "pbarrier",
     "pbroadcast",
     "pcast",
     "pgather",
     "plan",
-    "planning",
     "pmax",
     "pmean",
     "pmin",
@@ -109,13 +94,11 @@ __all__ = [
     "psum_start",
     "pswapaxes",
     "ragged_all_to_all",
+    "raise_if_failed",
     "ring_attention",
     "ring_shift",
     "ring_shift_start",
-    "save_checksums",
     "shrink",
-    "survivors",
-    "tree_sum",
     "using",
 ]
 
@@ -125,6 +108,7 @@ _shutdown.prepare()
 _interrupts.prepare()
 
 __version__ = _built.VERSION
+__getattr__ = renamed.looked_up("jaxcomm")
 
 
 def __dir__() -> list[str]:

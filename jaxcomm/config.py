@@ -24,7 +24,7 @@ are read when the package is imported, the others when a communicator is created
     Default: 0.
 ``JAXCOMM_CHECKSUMS``
     1: every program records a checksum of each collective's operands and results, for
-    :func:`jaxcomm.save_checksums`. Set it alike on all processes. Default: 0, which
+    :func:`jaxcomm.checksums.save`. Set it alike on all processes. Default: 0, which
     adds nothing to programs.
 ``JAXCOMM_DUMP_DIR``
     Folder for flight records, made if it is missing. Process ``i`` writes

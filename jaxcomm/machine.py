@@ -61,7 +61,7 @@ class Machine:
         """Return a machine of the table, or the argument if it is a machine already.
 
         Args:
-          name: a key of ``jaxcomm.planning.MACHINES``, such as ``"h100"``.
+          name: such as ``"h100"``. The error of an unknown one lists them.
 
         Raises:
           TypeError: if it is neither.

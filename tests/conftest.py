@@ -233,10 +233,10 @@ def piped():
 
 @pytest.fixture
 def counted():
-    before = dataclasses.asdict(jaxcomm.counters())
+    before = dataclasses.asdict(jaxcomm.communicators().counters)
 
     def since():
-        now = dataclasses.asdict(jaxcomm.counters())
+        now = dataclasses.asdict(jaxcomm.communicators().counters)
         change = {name: now[name] - before[name] for name in now}
         return {name: count for name, count in change.items() if count}
 

@@ -3,14 +3,17 @@
 They are pinned in ``public_api.txt``. ``python tests/test_public_api.py`` prints them.
 """
 
+import importlib
 import inspect
 import pathlib
+import re
 
 import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import Strategy
+from jaxcomm import renamed
+from jaxcomm.attention.strategies.strategy import Strategy
 
 PINNED = pathlib.Path(__file__).with_name("public_api.txt")
 # What users make themselves; of other classes they get objects.
@@ -32,22 +35,18 @@ def plain(function) -> str:
     return str(inspect.Signature(bare))
 
 
-def described() -> str:
+def described(module=jaxcomm, prefix="") -> str:
     lines = []
-    for name in sorted(jaxcomm.__all__):
-        found = getattr(jaxcomm, name)
+    for name in sorted(module.__all__):
+        found, name = getattr(module, name), prefix + name
         if inspect.ismodule(found):
-            lines += [
-                f"{name}.{inner}{'' if inspect.isclass(value) else plain(value)}"
-                for inner, value in sorted(vars(found).items())
-                if not inner.startswith("_") and callable(value)
-            ]
+            lines += [described(found, f"{name}.").rstrip()]
             continue
         if not inspect.isclass(found):
             lines.append(f"{name}{plain(found)}")
             continue
         lines.append(f"class {name}{plain(found) if name in MADE_BY_USERS else ''}")
-        for member, value in inspect.getmembers(found):
+        for member, value in inspect.getmembers(found) if not prefix else ():
             own = any(member in vars(c) for c in found.__mro__ if c.__module__ != "abc")
             if member.startswith("_") or not own or issubclass(found, Exception):
                 continue
@@ -79,25 +78,37 @@ def _is_annotated(function):
     return inspect.Parameter.empty not in found
 
 
-def _own(found):
-    names = [name for name in vars(found) if not name.startswith("_")]
-    return [part for name in names if callable(part := getattr(found, name))]
+def _everything(module=jaxcomm):
+    for name in module.__all__:
+        found = getattr(module, name)
+        yield from _everything(found) if inspect.ismodule(found) else [found]
 
 
-@pytest.mark.parametrize("name", sorted(jaxcomm.__all__))
-def test_everything_public_has_types_and_words(name):
-    """The functions and methods of users, those of a public module included."""
-    found = getattr(jaxcomm, name)
+@pytest.mark.parametrize("found", list(_everything()), ids=lambda found: found.__name__)
+def test_everything_public_has_types_and_words(found):
+    """The functions, and the methods of classes, those in namespaces included."""
     assert inspect.getdoc(found)
-    functions = []
-    for each in _own(found) if inspect.ismodule(found) else [found]:
-        if not inspect.isclass(each):
-            functions.append(each)
+    functions = [found]
+    if inspect.isclass(found):
+        public = [getattr(found, name) for name in vars(found) if name[0] != "_"]
         # Who writes a strategy fills in methods that ``Strategy`` annotates.
-        elif each is Strategy or not issubclass(each, Strategy):
-            functions += [m for m in _own(each) if inspect.isroutine(m)]
-    own = [each for each in functions if name not in {"axis_index", "axis_size"}]
-    assert [each for each in own if not _is_annotated(each)] == []
+        is_filled_in = issubclass(found, Strategy)
+        functions = [] if is_filled_in else filter(inspect.isroutine, public)
+    assert [each for each in functions if not _is_annotated(each)] == []
+
+
+@pytest.mark.parametrize("name", sorted(renamed.NAMES))
+def test_an_old_name_says_the_new_one(name):
+    module, _, old = name.rpartition(".")
+    meant = f"^{name} is {re.escape(renamed.NAMES[name])} now$"
+    with pytest.raises(AttributeError, match=meant) as caught:
+        getattr(importlib.import_module(module), old)
+    assert caught.value.name == old
+    # What it says is there, if it is a name.
+    new = renamed.NAMES[name].partition(",")[0]
+    if re.fullmatch(r"(jaxcomm|jax\.lax)[\w.]*", new):
+        parent, _, last = new.rpartition(".")
+        assert hasattr(importlib.import_module(parent), last)
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -62,6 +62,8 @@ REMEDY = re.compile(
 )
 # Programming errors of whoever adds a file to jaxcomm, and texts made elsewhere.
 FOR_DEVELOPERS = (
+    "has no attribute",
+    f"{VALUE} is {VALUE} now",
     "there is a backend",
     "there is a collective named",
     "has no transpose",

@@ -29,7 +29,7 @@ LEVELS = {folder: level for level, folders in enumerate(ORDER) for folder in fol
 # other.
 PACKAGE = ROOT / "jaxcomm"
 LAYERS = (
-    ("errors", "config", "_ffi", "machine", "own_file"),
+    ("errors", "config", "renamed", "_ffi", "machine", "own_file"),
     ("_built",),
     ("compat",),
     ("communicator",),
@@ -38,6 +38,7 @@ LAYERS = (
     ("collectives",),
     ("attention",),
     ("planning",),
+    ("checksums",),
     ("__init__",),
     ("launch", "doctor"),
 )

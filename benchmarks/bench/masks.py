@@ -112,7 +112,7 @@ def _attend(masked: Masked, way: Way, layout: jaxcomm.Layout) -> Callable:
     window = None if masked.window is None else (masked.window - 1, 0)
     ids = None
     if masked.documents > 1:
-        ids = jaxcomm.attention.segment_ids(masked.lengths)
+        ids = jaxcomm.attention.segment_ids_of(masked.lengths)
 
     def local(query, key, value):
         return jaxcomm.ring_attention(

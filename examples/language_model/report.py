@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 
 import rich.progress
 
@@ -131,7 +132,7 @@ def largest_difference(losses: list[float], reference: list[float]) -> float:
     return max(d if d == d else float("inf") for d in differences)
 
 
-def traffic(communicators: jaxcomm.Communicators) -> str:
+def traffic(communicators: Sequence[jaxcomm.Communicator]) -> str:
     """Say what went through the communicators so far."""
     if any(member.backend == "xla" for member in communicators):
         return "moved by XLA's own collectives, which do not count"

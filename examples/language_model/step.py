@@ -143,7 +143,9 @@ class MeshProgram:
 
     def _largest_of(self, number):
         numbers = np.full(self.mesh.devices.shape, number, np.int32)
-        return int(jaxcomm.check(self._largest(processes.put(numbers, self._split))))
+        return int(
+            jaxcomm.raise_if_failed(self._largest(processes.put(numbers, self._split)))
+        )
 
     def adopt(self, state: State) -> State:
         """Put a state that is replicated over a larger mesh on this one, uncopied."""
@@ -182,7 +184,7 @@ class MeshProgram:
             row = jax.tree.map(lambda x: x[None], row)
             return jax.value_and_grad(self._part_of_loss)(params, *row)
 
-        sums = jaxcomm.tree_sum(jax.lax.map(of_one, dealt))
+        sums = jaxcomm.local_sum(jax.lax.map(of_one, dealt))
         # Axis ``data`` last: its devices are neighbours in the order of the sum.
         return jaxcomm.psum(sums, ("context", "data"), reproducible=True)
 

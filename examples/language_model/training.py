@@ -111,7 +111,9 @@ class Training:
         step = self._compiled
         assert step is not None  # compile() made it
         batch = self._batch(self.text.train, len(self.losses))
-        state, loss = jaxcomm.check(step(self.state, *self._program.deal(batch)))
+        state, loss = jaxcomm.raise_if_failed(
+            step(self.state, *self._program.deal(batch))
+        )
         if self.settings.elastic:
             self._before = self.state
         self.state = state

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomm
-from jaxcomm.attention import Grads, Hop, Kernel, Saved
+from jaxcomm.attention.kernels import Grads, Hop, Kernel, Saved
 
 BATCH, LENGTH, HEADS, KEY_HEADS, HEAD_SIZE = 2, 64, 16, 8, 16
 

@@ -32,7 +32,7 @@ def make_step(mesh, specs):
 
         def mean_loss(params):
             out, _ = jax.lax.scan(jax.checkpoint(layer), x, params)
-            return ((out - y) ** 2).mean() / jaxcomm.axis_size("data")
+            return ((out - y) ** 2).mean() / jax.lax.axis_size("data")
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, memory = OPTIMIZER.update(gradients, memory, params)

@@ -23,7 +23,7 @@ def make_step(mesh):
     def step(w, xs):
         w_here = jaxcomm.pcast(w, "data", to="varying")
         gradients = jax.lax.map(lambda x: jax.grad(loss_of)(w_here, x), xs)
-        total = jaxcomm.tree_sum(gradients)
+        total = jaxcomm.local_sum(gradients)
         return w - 0.01 * jaxcomm.psum(total, "data", reproducible=True)
 
     specs = {"in_specs": (jax.P(), jax.P("data")), "out_specs": jax.P()}
@@ -42,7 +42,7 @@ def train(folder, share, wrong_step):
         if number == wrong_step:
             xs.view(np.int32)[-1, -1, -1] ^= 1 << 20
         w = step(w, xs)
-        jaxcomm.save_checksums(folder, number)
+        jaxcomm.checksums.save(folder, number)
 
 
 def main():
@@ -58,7 +58,7 @@ def main():
             )
         for run in ("again", "half", "wrong"):
             paths = (os.path.join(folder, each) for each in ("first", run))
-            found = jaxcomm.compare_runs(*paths)
+            found = jaxcomm.checksums.compare(*paths)
             print(f"first and {run}: {found}")
             assert (found.first is not None) == (run == "wrong")
 

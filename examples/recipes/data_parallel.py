@@ -31,7 +31,7 @@ def make_step(mesh, optimizer):
             # From here on the parameters differ between devices, as far as JAX knows.
             # The gradient of the cast is jaxcomm's sum, one call for all leaves.
             params = jaxcomm.pcast(params, "data", to="varying")
-            return loss_of(params, x, y) / jaxcomm.axis_size("data")
+            return loss_of(params, x, y) / jax.lax.axis_size("data")
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)

@@ -38,7 +38,7 @@ def smallest(mesh, number):
     least = jax.shard_map(
         lambda x: jaxcomm.pmin(x, AXES), mesh=mesh, in_specs=jax.P(), out_specs=jax.P()
     )
-    return int(jaxcomm.check(jax.jit(least)(put(mesh, np.int32(number)))))
+    return int(jaxcomm.raise_if_failed(jax.jit(least)(put(mesh, np.int32(number)))))
 
 
 def put(mesh, array, *spec):
@@ -64,7 +64,7 @@ def train(mesh):
                 os.kill(os.getpid(), fault)
             shape = 4 * mesh.shape["data"], 8, 16  # four sequences a row
             batch = np.random.default_rng(done).random(shape, np.float32)
-            new, loss = jaxcomm.check(step(params, put(mesh, batch, *AXES)))
+            new, loss = jaxcomm.raise_if_failed(step(params, put(mesh, batch, *AXES)))
             before, params, done, late = params, new, done + 1, 0
             if done % 10 == 0 and jax.process_index() == 1:
                 print(f"step {done}: loss {loss:.4f}, {mesh.shape['data']} rows")

@@ -1,5 +1,7 @@
 """An equinox layer over a split sequence: it attends around a ring."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,17 @@ def whole_sequence(layer, h):
     return layer(h, h, h, jnp.tril(jnp.ones((len(h), len(h)), bool)))
 
 
+def around_the_ring(layer, h, attend):
+    """Attend with the layer's projections: what each device holds of a sequence."""
+
+    def heads_of(project):
+        return jax.vmap(project)(h).reshape(len(h), HEADS, -1)
+
+    projections = layer.query_proj, layer.key_proj, layer.value_proj
+    out = attend(*map(heads_of, projections))
+    return jax.vmap(layer.output_proj)(out.reshape(len(h), -1))
+
+
 def make_loss(mesh, static):
     """Return the loss of a batch, for parameters that all devices hold."""
 
@@ -49,11 +62,13 @@ def make_loss(mesh, static):
         block = eqx.combine(jaxcomm.pcast(params, "context", to="varying"), static)
 
         def of_sequence(x, target, tokens):
-            ring = jaxcomm.attention.attention_fn("context", tokens, is_causal=True)
-
-            def attend(layer, h):
-                return jaxcomm.attention.equinox_attention(layer, ring)(h, h, h)
-
+            ring = functools.partial(
+                jaxcomm.ring_attention,
+                axis_name="context",
+                tokens=tokens,
+                is_causal=True,
+            )
+            attend = functools.partial(around_the_ring, attend=ring)
             return loss_of(block, x, target, tokens, attend)
 
         losses = jax.vmap(of_sequence)(x, target, tokens)

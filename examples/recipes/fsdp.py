@@ -95,7 +95,7 @@ def make_step(mesh, specs, state_specs, optimizer):
 
     def step(params, state, x, y):
         def mean_loss(params):
-            return loss_of(scan_split, params, x, y) / jaxcomm.axis_size("data")
+            return loss_of(scan_split, params, x, y) / jax.lax.axis_size("data")
 
         loss, gradients = jax.value_and_grad(mean_loss)(params)
         updates, state = optimizer.update(gradients, state, params)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, save_attention, segment_ids, state_scan
+from jaxcomm.attention import causal_halo, save_attention, segment_ids_of, state_scan
 
 BLOCKS, RECURRENT, WIDTH, HEADS, VOCABULARY = 2, 3, 32, 2, 64
 DOCUMENTS = [40, 1, 37, 19], [97]  # the lengths of those of each sequence
-KERNEL = jaxcomm.attention.GatedDelta(chunk=8)
+KERNEL = jaxcomm.attention.state.GatedDelta(chunk=8)
 
 
 def norm(x):
@@ -107,7 +107,7 @@ def train(size, params, words, ids):
 def main():
     """Train on 1, 2, 4 and 8 devices, and compare losses."""
     params = make_params(jax.random.key(0))
-    ids = np.stack([segment_ids(lengths) for lengths in DOCUMENTS])
+    ids = np.stack([segment_ids_of(lengths) for lengths in DOCUMENTS])
     words = np.random.default_rng(0).integers(0, VOCABULARY, ids.shape, np.int32)
     sizes = [size for size in (1, 2, 4, 8) if size <= len(jax.devices())]
     runs = [train(size, params, words, ids) for size in sizes]

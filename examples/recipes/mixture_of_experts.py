@@ -37,7 +37,7 @@ def layer(params, x):
       params: ``router``, of all experts, and ``up`` and ``down`` of this device's.
       x: (tokens, width), of this device.
     """
-    size, rank = jaxcomm.axis_size("expert"), jaxcomm.axis_index("expert")
+    size, rank = jax.lax.axis_size("expert"), jax.lax.axis_index("expert")
     experts = size * PER_DEVICE
     chosen, probability = expert_of(params, x)
     order = jnp.argsort(chosen)

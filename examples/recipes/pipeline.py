@@ -24,7 +24,7 @@ def pipeline(w, batches):
       (micro-batches, rows, width), the results on the last stage. Other stages return
       zeros.
     """
-    size, rank = jaxcomm.axis_size("stage"), jaxcomm.axis_index("stage")
+    size, rank = jax.lax.axis_size("stage"), jax.lax.axis_index("stage")
     count = len(batches)
     onward = [(i, i + 1) for i in range(size - 1)]
 
@@ -51,7 +51,7 @@ def loss_of_pipeline(w, batches, targets):
     """Return the loss, on all devices."""
     w = jax.tree.map(lambda leaf: leaf[0], w)
     results = pipeline(w, batches)
-    is_last = jaxcomm.axis_index("stage") == jaxcomm.axis_size("stage") - 1
+    is_last = jax.lax.axis_index("stage") == jax.lax.axis_size("stage") - 1
     loss = jnp.where(is_last, ((results - targets) ** 2).mean(), 0)
     return jaxcomm.psum(loss, "stage")
 

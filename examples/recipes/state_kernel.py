@@ -8,7 +8,8 @@ import numpy as np
 from mamba2_jax.modeling import ssd_forward  # pyright: ignore[reportMissingImports]
 
 import jaxcomm
-from jaxcomm.attention import Mamba2, StateKernel, segment_ids, state_scan
+from jaxcomm.attention import segment_ids_of, state_scan
+from jaxcomm.attention.state import Mamba2, StateKernel
 
 LENGTH = 93
 
@@ -53,7 +54,7 @@ def gradients(size, kernel, batch, ids):
 
 def main():
     """Compare all devices, by that kernel, with one device by jaxcomm's."""
-    draw, ids = np.random.default_rng(0), segment_ids([60, 1, 2, 30])
+    draw, ids = np.random.default_rng(0), segment_ids_of([60, 1, 2, 30])
     query, key, value = draw.normal(size=(3, 2, LENGTH, 2, 8)).astype(np.float32)
     gate = -0.2 * np.abs(draw.normal(size=(2, LENGTH, 2))).astype(np.float32)
     batch, names = (query, key, value, gate), ("query", "key", "value", "gate")

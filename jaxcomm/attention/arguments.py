@@ -40,8 +40,6 @@ class Keywords(TypedDict, total=False):
     dropout_key: "Array | None"
     strategy: str | Strategy
     implementation: str | Kernel | None
-    lane: str | None
-    backend: str | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,56 +84,27 @@ def document_layout(
     return Layout(layout.schedule, size, layout.length, best)
 
 
-def document_work(
-    layout: Layout, lengths: Sequence[int] | Sequence[Sequence[int]]
-) -> np.ndarray:
+def document_work(layout: Layout, lengths: Sequence[int]) -> np.ndarray:
     """Count the keys that the queries of each rank see under a causal mask.
 
     Args:
-      layout: of ``sum(lengths)`` tokens.
-      lengths: tokens of each document; or those of each row of a batch.
+      layout: of ``sum(lengths)`` tokens; the sequences of a batch have one order.
+      lengths: tokens of each document.
 
     Returns:
-      int64 (size,), summed over the rows.
-
-    Raises:
-      ValueError: the documents have another sum than the layout.
-      TypeError: a number is no integer, or ``layout`` is no layout.
+      int64 (size,).
 
     >>> document_work(Layout("contiguous", 2, 8), [4, 4])
     array([10, 10])
     """
-    if not isinstance(layout, Layout):
-        raise TypeError(
-            f"document_work: layout={layout!r} is no layout. Pass jaxcomm.Layout("
-            "schedule, size, length)."
-        )
-    rows = lengths if _has_rows(lengths) else [lengths]
-    held = np.asarray(layout.all_positions())
-    if held.ndim == 2 and len(held) != len(rows):
-        raise ValueError(
-            f"document_work: the layout is of a batch of {len(held)} sequences, and "
-            f"lengths are of {len(rows)}. Pass those of each sequence."
-        )
-    held = np.broadcast_to(held, (len(rows), held.shape[-1]))
-    work = [_work(layout, *row) for row in zip(held, rows, strict=True)]
-    return np.sum(work, 0)
-
-
-def _work(layout: Layout, held: np.ndarray, lengths) -> np.ndarray:
-    """Count the keys that queries of each rank see, of the positions in rank order."""
     counts = _counts(lengths)
-    if counts.sum() != layout.length:
-        raise ValueError(
-            f"document_work: the documents have {counts.sum()} tokens, and the layout "
-            f"{layout.length}. Pass its documents; count padding as one."
-        )
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.asarray(layout.all_positions())
     work = np.append(within + 1, np.zeros(held.size, np.int64))
     return work[held.reshape(layout.size, -1)].sum(1)
 
 
-def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
+def segment_ids_of(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
     """Return the segment ids of packed documents in natural order.
 
     Args:
@@ -149,17 +120,17 @@ def segment_ids(lengths: Sequence[int], length: int | None = None) -> np.ndarray
       ValueError: a length is negative, or the documents are longer than the sequence.
       TypeError: a number is no integer.
 
-    >>> segment_ids([2, 3], 7)
+    >>> segment_ids_of([2, 3], 7)
     array([ 0,  0,  1,  1,  1, -1, -1], dtype=int32)
     """
     counts = _counts(lengths)
     total = int(counts.sum())
     if length is None:
         length = total
-    length = arguments.integer(length, "segment_ids: length")
+    length = arguments.integer(length, "segment_ids_of: length")
     if length < total:
         raise ValueError(
-            f"segment_ids: documents of {total} tokens in a sequence of {length}."
+            f"segment_ids_of: documents of {total} tokens in a sequence of {length}."
         )
     ids = np.full(length, PADDING, np.int32)
     ids[:total] = np.repeat(np.arange(len(counts)), counts)

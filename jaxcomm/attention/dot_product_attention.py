@@ -38,11 +38,9 @@ def dot_product_attention(
     batch_axes: AxisName | None = None,
     head_axes: AxisName | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
-    query_segment_ids: Array | None = None,
-    key_value_segment_ids: Array | None = None,
+    segment_ids: Array | tuple[Array, Array] | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
-    schedule: str | None = None,
     return_residual: Literal[False] = False,
     **options: Unpack[Keywords],
 ) -> jax.Array: ...
@@ -60,11 +58,9 @@ def dot_product_attention(
     batch_axes: AxisName | None = None,
     head_axes: AxisName | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
-    query_segment_ids: Array | None = None,
-    key_value_segment_ids: Array | None = None,
+    segment_ids: Array | tuple[Array, Array] | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
-    schedule: str | None = None,
     return_residual: Literal[True],
     **options: Unpack[Keywords],
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -83,8 +79,7 @@ def dot_product_attention(
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    query_segment_ids: Array | None = None,
-    key_value_segment_ids: Array | None = None,
+    segment_ids: Array | tuple[Array, Array] | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
@@ -94,11 +89,8 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     strategy: str | Strategy = "auto",
-    schedule: str | None = None,
     return_residual: bool = False,
     implementation: str | Kernel | None = None,
-    lane: str | None = None,
-    backend: str | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Compute ``jax.nn.dot_product_attention`` over a mesh, in plain jit code.
 
@@ -122,17 +114,15 @@ def dot_product_attention(
         repeated until they do.
       mesh: the mesh. If None, that of ``jax.set_mesh``.
       is_causal: whether a token sees only positions up to its own.
-      query_segment_ids, key_value_segment_ids: int (B, T) and (B, S). If None, the keys
-        have those of the queries.
+      segment_ids: int (B, T), the document of each token; negative for padding. Or a
+        pair of those of the queries, (B, T), and those of the keys, (B, S).
       query_seq_lengths, key_value_seq_lengths: int (B,).
       dropout_rate, dropout_key: as in ``ring_attention``. What is left out does not
         depend on the mesh.
       strategy: as in ``ring_attention``.
-      schedule: of the split sequence. If None, ``"zigzag"`` for a causal mask without
-        a window, else ``"contiguous"``.
       return_residual: whether to return the log-sum-exp as well.
       scale, local_window_size, sinks, logits_soft_cap: as in ``ring_attention``.
-      alibi_slopes, implementation, lane, backend: as in ``ring_attention``.
+      alibi_slopes, implementation: as in ``ring_attention``.
 
     Returns:
       (B, T, N, V) or (T, N, V), or a tuple of that and (B, T, N) or (T, N). Split as
@@ -164,17 +154,16 @@ def dot_product_attention(
         strategy=strategy,
         return_residual=return_residual,
         implementation=implementation,
-        lane=lane,
-        backend=backend,
+        lane=None,
+        backend=None,
     )
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     # Of whole arrays: padding would hide it.
     arguments.check_arrays(_NAME, **arguments.batched(_NAME, query, key, value)[1])
     split = Split.of(mesh, axis_name, batch_axes, head_axes, query)
     ids, key_ids = _ids(
-        query, key, (query_segment_ids, key_value_segment_ids),
-        (query_seq_lengths, key_value_seq_lengths),
-    )  # fmt: skip
+        query, key, segment_ids, (query_seq_lengths, key_value_seq_lengths)
+    )
     seeds = None
     if options.dropout_rate:
         rows_and_heads = (query.shape[0] if query.ndim == 4 else 1, query.shape[-2])
@@ -189,10 +178,9 @@ def dot_product_attention(
         arguments.check_heads(alibi_slopes, query.shape[-2], "alibi_slopes", _NAME),
         seeds,
     )
-    if schedule is None:
-        is_balanced = is_causal and local_window_size is None
-        schedule = "zigzag" if is_balanced else "contiguous"
-    call = _Compiled(options, split, schedule)
+    # A causal ring is balanced in zigzag; a window needs neighbours beside each other.
+    is_balanced = is_causal and local_window_size is None
+    call = _Compiled(options, split, "zigzag" if is_balanced else "contiguous")
     if compat.is_staging():
         return _attend(arrays, ids, key_ids, call)
     # Each of its operations would be compiled by itself.
@@ -205,14 +193,19 @@ def _ids(query, key, ids, lengths):
     Returns:
       Both or none of them; or of the queries alone, if the keys have the same.
     """
-    of_queries_alone = ids[0] is not None and ids[1] is None
-    if of_queries_alone and query.shape[:-2] != key.shape[:-2]:
+    is_pair = isinstance(ids, (tuple, list))
+    if is_pair and len(ids) != 2:
+        raise ValueError(
+            f"{_NAME}: segment_ids is a {type(ids).__name__} of {len(ids)}. Pass an "
+            "array, or a pair: those of the queries and those of the keys."
+        )
+    if not is_pair and ids is not None and query.shape[:-2] != key.shape[:-2]:
         raise ValueError(
             f"{_NAME}: query has {query.shape[-3]} tokens and key {key.shape[-3]}. "
-            "Pass key_value_segment_ids beside query_segment_ids."
+            "Pass a pair as segment_ids: those of the queries and those of the keys."
         )
-    are_same = ids[1] is None and lengths[0] is lengths[1]
-    ids = ids[0], ids[0] if ids[1] is None else ids[1]
+    are_same = not is_pair and lengths[0] is lengths[1]
+    ids = tuple(ids) if is_pair else (ids, ids)
     found = [
         permutation.natural_ids(of, ends, token_numbers(x, x.ndim - 3), _NAME, whose)
         for x, of, ends, whose in zip(
@@ -288,9 +281,7 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
         )
     ]
 
-    move = functools.partial(
-        relayout, axis_name=axes, lane=call.options.lane, backend=call.options.backend
-    )
+    move = functools.partial(relayout, axis_name=axes)
 
     def local(arrays: Arrays, ids, key_ids):
         def deal(x, of: int, axis: int = at):

@@ -351,7 +351,7 @@ def natural_ids(ids, lengths, numbers, what: str, whose: str = ""):
       ids: integers (..., T) or (T,), or None.
       lengths: integers (...), or one; or None: tokens from there on are padding.
       numbers: int32 (..., T), the position of each token.
-      whose: what it calls their owner, as ``"query_"``.
+      whose: the beginning of the name of the argument ``lengths``, as ``"query_"``.
 
     Returns:
       int32 of the shape of ``numbers``; a numpy array if all are.
@@ -360,13 +360,13 @@ def natural_ids(ids, lengths, numbers, what: str, whose: str = ""):
         return None
     shape = numbers.shape
     named = (
-        (f"{whose}segment_ids", ids, (shape, shape[-1:])),
+        ("segment_ids", ids, (shape, shape[-1:])),
         (f"{whose}seq_lengths" if whose else "lengths", lengths, (shape[:-1], ())),
     )
     found = []
     for name, x, shapes in named:
         x = x if x is None or isinstance(x, jax.Array) else np.asarray(x)
-        is_ids = name.endswith("ids")
+        is_ids = name == "segment_ids"
         x = ids_of(x, f"{what}: {name}") if is_ids else _lengths_of(x)
         if x is not None and not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f"{what}: {name} has dtype {x.dtype}. Pass integers.")

@@ -28,6 +28,8 @@ def ring_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     return_residual: Literal[False] = False,
+    lane: str | None = None,
+    backend: str | None = None,
     **options: Unpack[Keywords],
 ) -> jax.Array: ...
 
@@ -44,6 +46,8 @@ def ring_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     return_residual: Literal[True],
+    lane: str | None = None,
+    backend: str | None = None,
     **options: Unpack[Keywords],
 ) -> tuple[jax.Array, jax.Array]: ...
 

@@ -48,8 +48,8 @@ def psum(
       lane, backend: to use; see :func:`jaxcomm.init` and :func:`jaxcomm.using`.
       reproducible: True adds in one order on every number of ranks and every backend:
         by a binary tree over the index along the axis, rounded once. With
-        :func:`jaxcomm.tree_sum` of the terms of each rank, the bits of the total do not
-        depend on the number of ranks. If None, as :func:`jaxcomm.using` says, else
+        :func:`jaxcomm.local_sum` of the terms of each rank, the bits of the total do
+        not depend on the number of ranks. If None, as :func:`jaxcomm.using` says, else
         False. The ``host`` backend always adds so.
 
     Returns:
@@ -274,7 +274,7 @@ def reduction(
     if positional and call.reproducible and op == "sum":
         raise ValueError(
             f"{name}: reproducible sums are over axis names, got axes {axis_name}. "
-            f"Call jaxcomm.tree_sum first, for the dimensions"
+            f"Call jaxcomm.local_sum first, for the dimensions"
         )
     if positional:
         x = jax.tree.map(

@@ -36,7 +36,7 @@ from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
 from jaxcomm.communicator.replica_groups import DeviceGrid, Partition
-from jaxcomm.communicator.table import Communicators
+from jaxcomm.communicator.table import Communicators, Counters
 from jaxcomm.errors import CommunicatorError
 
 
@@ -97,7 +97,8 @@ def make_all(
                 with _tables:
                     _choices.record(partition, lane, choice)
                 found.append(member)
-    return Communicators(found)
+    with _tables:
+        return Communicators(found, _counters())
 
 
 def for_lowering(
@@ -241,13 +242,12 @@ def communicators() -> Communicators:
       0
     """
     with _tables:
-        return Communicators(_live.values())
+        return Communicators(_live.values(), _counters())
 
 
-def counts() -> dict[str, int]:
-    """Return how many communicators were made, by kind, destroyed, and are live."""
-    with _tables:
-        return {**_counts, "live": len(_live)}
+def _counters() -> Counters:
+    """Count them. Requires ``_tables``."""
+    return Counters(**_counts, live=len(_live))
 
 
 def finalize() -> None:

@@ -26,7 +26,7 @@ _past: weakref.WeakKeyDictionary[Store, dict[tuple, list[list[int]]]] = (
 )
 
 
-def survivors(
+def mesh_of_survivors(
     mesh: jax.sharding.Mesh,
     axis: str,
     *,
@@ -61,10 +61,10 @@ def survivors(
 
     Example:
       >>> mesh = jax.make_mesh((2, 4), ("data", "context"))
-      >>> jaxcomm.survivors(mesh, "data") is mesh
+      >>> jaxcomm.mesh_of_survivors(mesh, "data") is mesh
       True
     """
-    return _survivors(mesh, axis, timeout, "survivors")
+    return _survivors(mesh, axis, timeout, "mesh_of_survivors")
 
 
 def _survivors(mesh, axis, timeout, what: str) -> jax.sharding.Mesh:
@@ -91,7 +91,7 @@ def shrink(
     *,
     timeout: float | datetime.timedelta | None = None,
 ) -> jax.sharding.Mesh:
-    """Return what :func:`survivors` returns, with communicators to go on with.
+    """Return what :func:`mesh_of_survivors` returns, with communicators to go on with.
 
     It closes communicators between processes, and makes them anew:
 
@@ -107,14 +107,14 @@ def shrink(
     within ``JAXCOMM_TIMEOUT``, it begins again without that process.
 
     Args:
-      mesh, axis, timeout: as of :func:`survivors`.
+      mesh, axis, timeout: as of :func:`mesh_of_survivors`.
 
     Returns:
       The mesh itself if nothing is lost: then a rank was late, or the program failed by
       itself. Take the step again, a few times at most. Otherwise a smaller mesh.
 
     Raises:
-      TypeError, ValueError, CommunicatorError: as :func:`survivors`.
+      TypeError, ValueError, CommunicatorError: as :func:`mesh_of_survivors`.
       CommunicatorError: also if a communicator cannot be made, and nobody was lost by
         that.
 

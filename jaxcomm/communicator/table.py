@@ -1,5 +1,6 @@
 """Communicators as a table, in a terminal and in a notebook."""
 
+import dataclasses
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
@@ -25,15 +26,46 @@ _COLUMNS = (
 _REMARK = f"XLA communicates: {ABSENCE}" if ABSENCE else ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """How many communicators this process made and ended.
+
+    Attributes:
+      created: made from nothing. NCCL makes only those of whole meshes so.
+      split: split off those of whole meshes. ``CommPolicy(share=)`` says whether they
+        have resources of their own.
+      borrowed: XLA's, for the ``xla`` backend.
+      destroyed: closed.
+      live: there now.
+
+    Example:
+      >>> made = jaxcomm.init(mesh, "context")
+      >>> before = jaxcomm.communicators().counters
+      >>> made = jaxcomm.init(mesh, "context")
+      >>> jaxcomm.communicators().counters == before
+      True
+    """
+
+    created: int = 0
+    split: int = 0
+    borrowed: int = 0
+    destroyed: int = 0
+    live: int = 0
+
+
 class Communicators(Sequence[Communicator]):
     """Communicators that print as a table, in a notebook as HTML.
 
     A line below the table says so if jaxcomm has no extension here.
+
+    Attributes:
+      counters: how many this process had made and closed when it made the table.
     """
 
-    def __init__(self, members: Iterable[Communicator]):
+    def __init__(self, members: Iterable[Communicator], counters: Counters):
         """Hold the communicators in the order given."""
         self._members = tuple(members)
+        self.counters = counters
 
     @overload
     def __getitem__(self, index: int) -> Communicator: ...
@@ -42,7 +74,7 @@ class Communicators(Sequence[Communicator]):
     def __getitem__(self, index):
         """Return one communicator, or a table of a slice of them."""
         if isinstance(index, slice):
-            return Communicators(self._members[index])
+            return Communicators(self._members[index], self.counters)
         return self._members[index]
 
     def __len__(self) -> int:

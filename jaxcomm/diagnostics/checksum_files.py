@@ -1,4 +1,4 @@
-"""Read the files that :func:`jaxcomm.save_checksums` writes; anybody may have done so.
+"""Read the files that :func:`jaxcomm.checksums.save` writes; anybody may have done so.
 
 Each line is checked whole before it is used. What is missing is an error: a record that
 lacks something must not look like one that is equal.
@@ -68,7 +68,7 @@ class _Line:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """Read what all processes of a run wrote by :func:`jaxcomm.save_checksums`.
+    """Read what all processes of a run wrote by :func:`jaxcomm.checksums.save`.
 
     Raises:
       ValueError: a file, a step or an entry is missing or damaged, or there were more
@@ -129,7 +129,7 @@ def parse(line: bytes) -> _Line:
     """Read a line of a file.
 
     Raises:
-      ValueError: it is not what :func:`jaxcomm.save_checksums` writes.
+      ValueError: it is not what :func:`jaxcomm.checksums.save` writes.
     """
     try:
         document = json.loads(line)

@@ -5,7 +5,7 @@ come to it, and has every device hand over its checksums when it has the results
 module keeps them until they are saved. To save is to wait, look, write and only then
 forget: who came is counted against who was declared.
 
-A file has one JSON document a line, one for each :func:`save_checksums`::
+A file has one JSON document a line, one for each :func:`jaxcomm.checksums.save`::
 
     {"version": 1, "step": 3, "process": 0, "processes": 1, "start": "9f86d081884c7d65",
      "dropped": 0, "unrecorded": [],
@@ -179,12 +179,12 @@ def note_unrecorded(what: str) -> None:
     _unrecorded.add(what)
 
 
-def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
+def save(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
     """Append the checksums of all collectives since the last call to a file.
 
     For programs that run with ``JAXCOMM_CHECKSUMS=1``. Call it in every process, after
     each step. It waits until the devices have run what was launched before.
-    :func:`jaxcomm.compare_runs` reads the folders of two runs and names the first
+    :func:`jaxcomm.checksums.compare` reads the folders of two runs and names the first
     collective at which they differ.
 
     Args:
@@ -204,11 +204,11 @@ def save_checksums(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
       ValueError: if the step is negative.
 
     Example:
-      >>> jaxcomm.save_checksums("run_a", step=0)  # doctest: +SKIP
+      >>> jaxcomm.checksums.save("run_a", step=0)  # doctest: +SKIP
     """
     if not config.checksums():
         raise RuntimeError(
-            "save_checksums: nothing is recorded. Start the program with "
+            "checksums.save: nothing is recorded. Start the program with "
             "JAXCOMM_CHECKSUMS=1: it is read when jaxcomm is imported"
         )
     step = _step(step)
@@ -242,9 +242,9 @@ def _step(step) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(step, bool):
-        raise TypeError(f"save_checksums: step must be an integer, got {step!r}")
+        raise TypeError(f"checksums.save: step must be an integer, got {step!r}")
     if number < 0:
-        raise ValueError(f"save_checksums: step must not be negative, got {step!r}")
+        raise ValueError(f"checksums.save: step must not be negative, got {step!r}")
     return number
 
 
@@ -303,7 +303,7 @@ def _check_whole(handed):
         times = {found[at] for at in lowered.local if site.group_of(at) == group}
         if len(times) > 1:
             raise RuntimeError(
-                f"save_checksums: {site.where} ended {max(times)} times on some "
+                f"checksums.save: {site.where} ended {max(times)} times on some "
                 f"devices and {min(times)} times on others. If another thread runs "
                 f"it, call jax.block_until_ready on its results, and save again. If "
                 f"the program failed, start it again from the last step that was saved"

@@ -57,12 +57,12 @@ class Comparison:
         return "\n".join([*lines, *(f"not compared: {each}" for each in self.skipped)])
 
 
-def compare_runs(
+def compare(
     first: str | os.PathLike[str], second: str | os.PathLike[str]
 ) -> Comparison:
     """Find the first collective at which two runs differ.
 
-    Both ran with ``JAXCOMM_CHECKSUMS=1`` and called :func:`jaxcomm.save_checksums`
+    Both ran with ``JAXCOMM_CHECKSUMS=1`` and called :func:`jaxcomm.checksums.save`
     after each step. Runs on meshes of one shape are compared on every device, operands
     and results. If the meshes differ in size, results are compared that all ranks of a
     call share, such as those of ``psum``.
@@ -82,13 +82,14 @@ def compare_runs(
         has other steps; or there is nothing to compare.
 
     Example:
-      >>> print(jaxcomm.compare_runs("run_a", "run_b"))  # doctest: +SKIP
+      >>> print(jaxcomm.checksums.compare("run_a", "run_b"))  # doctest: +SKIP
       step 3, psum over ('data',) number 0 of jit_step: operands differ on {'data': 1}
     """
     runs = load(first), load(second)
     if alone := sorted(runs[0].steps.keys() ^ runs[1].steps.keys()):
         raise ValueError(
-            f"compare_runs: one of the runs alone has steps [{table.numbers(alone)}]"
+            "checksums.compare: one of the runs alone has steps "
+            f"[{table.numbers(alone)}]"
         )
     compared = 0
     skipped = dict.fromkeys(sorted(runs[0].unrecorded | runs[1].unrecorded))
@@ -102,7 +103,8 @@ def compare_runs(
                 return Comparison(found, compared, tuple(skipped))
     if not compared:
         raise ValueError(
-            f"compare_runs: nothing can be compared: {'; '.join(skipped) or 'no call'}"
+            "checksums.compare: nothing can be compared: "
+            f"{'; '.join(skipped) or 'no call'}"
         )
     return Comparison(None, compared, tuple(skipped))
 

@@ -108,7 +108,8 @@ def flight_record(communicator: Communicator | None = None) -> FlightRecord:
       communicator: of :func:`jaxcomm.communicators`. If None, all that are live.
 
     Returns:
-      A :class:`FlightRecord`, which prints as a table.
+      A :class:`~jaxcomm.diagnostics.flight_record.FlightRecord`, which prints as a
+      table.
 
     Raises:
       CommunicatorError: the communicator is closed, or there is no extension here.

@@ -189,7 +189,7 @@ def plan(
       devices_per_process: If None, all devices of a host.
 
     Returns:
-      A :class:`jaxcomm.planning.Plan`, which prints as a table.
+      A :class:`~jaxcomm.planning.plan.Plan`, which prints as a table.
 
     Raises:
       TypeError: if mesh is no mesh, or program no function.

@@ -115,7 +115,7 @@ class Handle:
         return f"<{self._text}, {state}>"
 
     @property
-    def is_under_way(self) -> bool:
+    def _is_under_way(self) -> bool:
         """Whether it was begun in the function being traced, and is not finished."""
         return self._open and self._trace() is compat.current_trace()
 
@@ -176,7 +176,7 @@ class Handle:
           TypeError: if a leaf of ``x`` is no array.
           ValueError: if the handle was finished, or is of another traced function.
         """
-        if not self.is_under_way:
+        if not self._is_under_way:
             raise ValueError(
                 f"then: {self._text} was finished, or started in another traced "
                 f"function; call it between the start and done"

@@ -51,12 +51,12 @@ def add_rows(x: jax.Array) -> jax.Array:
     return jnp.squeeze(x, 0)
 
 
-def tree_sum(x: PyTree, axis: int = 0) -> PyTree:
+def local_sum(x: PyTree, axis: int = 0) -> PyTree:
     """Sum over a dimension, by the tree in which reproducible sums add ranks.
 
     For what a device holds several of, such as the gradients of its microbatches::
 
-        total = jaxcomm.psum(jaxcomm.tree_sum(leaves), "data", reproducible=True)
+        total = jaxcomm.psum(jaxcomm.local_sum(leaves), "data", reproducible=True)
 
     If all N devices of the axis hold the same number of leaves, in the order of the
     axis, the bits of the total are those on one device that holds all L leaves: if the
@@ -79,19 +79,19 @@ def tree_sum(x: PyTree, axis: int = 0) -> PyTree:
       ValueError: if there is no such dimension, or it is empty.
 
     Example:
-      >>> jaxcomm.tree_sum(jnp.array([1.0, 2.0**-24, 2.0**-24, 2.0**-24]))
+      >>> jaxcomm.local_sum(jnp.array([1.0, 2.0**-24, 2.0**-24, 2.0**-24]))
       Array(1.0000001, dtype=float32)
-      >>> jaxcomm.tree_sum(jnp.ones((4, 2), jnp.bfloat16))
+      >>> jaxcomm.local_sum(jnp.ones((4, 2), jnp.bfloat16))
       Array([4., 4.], dtype=float32)
     """
 
     def add(leaf):
-        check_array(leaf, "tree_sum: every leaf of x")
+        check_array(leaf, "local_sum: every leaf of x")
         leaf = jnp.asarray(leaf)
-        at = arguments.canonical_dimension(axis, leaf.ndim, "tree_sum", "axis")
+        at = arguments.canonical_dimension(axis, leaf.ndim, "local_sum", "axis")
         if leaf.shape[at] == 0:
             raise ValueError(
-                f"tree_sum: dimension {at} of x has size 0, got shape {leaf.shape}. "
+                f"local_sum: dimension {at} of x has size 0, got shape {leaf.shape}. "
                 f"Pass one leaf or more"
             )
         leaf = leaf.astype(jnp.int32) if leaf.dtype == jnp.bool_ else leaf

@@ -7,7 +7,7 @@ import pytest
 from split import SPLIT, sharded
 
 import jaxcomm
-from jaxcomm.attention import attention_fn, equinox_attention, save_attention
+from jaxcomm.attention import attention_fn, save_attention
 
 LENGTH, WIDTH = 24, 16
 LAYOUT = jaxcomm.Layout("zigzag", 4, LENGTH)
@@ -54,67 +54,6 @@ def test_flax_nnx_attends_as_on_one_device():
 
     found = over_ranks(local, state)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-def test_equinox_attends_as_on_one_device():
-    equinox = pytest.importorskip("equinox")
-    layer = equinox.nn.MultiheadAttention(4, WIDTH, key=jax.random.key(0))
-    rotate = equinox.nn.RotaryPositionalEmbedding(WIDTH // 4)
-    at = jnp.arange(LENGTH)
-    distance = at[:, None] - at[None]
-    causal, near = distance >= 0, abs(distance) < 7
-
-    def heads(positions):
-        def turn(x):
-            table = jax.vmap(rotate, 1, 1)(jnp.ones((LENGTH, *x.shape[1:])))
-            return x * table[jnp.maximum(positions, 0)]
-
-        return lambda query, key, value: (turn(query), turn(key), value)
-
-    def whole(x):
-        return layer(x, x, x, causal & near, process_heads=heads(at))
-
-    arrays, static = equinox.partition(layer, equinox.is_array)
-
-    def local(x, tokens, arrays):
-        layer = equinox.combine(arrays, static)
-
-        def one(x, tokens):
-            attend = equinox_attention(layer, _attend(tokens))
-            rows = near[jnp.maximum(tokens.positions, 0)]
-            return attend(x, x, x, rows, process_heads=heads(tokens.positions))
-
-        return jax.vmap(one)(x, tokens)
-
-    found = over_ranks(local, arrays)
-    np.testing.assert_allclose(found, jax.vmap(whole)(X), atol=1e-5)
-
-
-def test_dropout_of_equinox_is_that_of_ring_attention():
-    equinox = pytest.importorskip("equinox")
-    layer = equinox.nn.MultiheadAttention(
-        4, WIDTH, dropout_p=0.5, key=jax.random.key(0)
-    )
-
-    def local(x, tokens, keys):
-        def one(x, tokens, key):
-            attend = equinox_attention(layer, _attend(tokens))
-            drops, infers = (
-                attend(x, x, x, key=key, inference=inference)
-                for inference in (None, True)
-            )
-            return jnp.stack([drops, infers], 1)
-
-        return jax.vmap(one)(x, tokens, keys)
-
-    first, again, other = (
-        over_ranks(local, jax.random.split(jax.random.key(seed), 2))
-        for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    np.testing.assert_array_equal(first[:, :, 1], other[:, :, 1])
-    assert not np.allclose(first[:, :, 0], other[:, :, 0])
-    assert not np.allclose(first[:, :, 0], first[:, :, 1])
 
 
 def test_a_rematerialised_layer_runs_the_forward_ring_once():

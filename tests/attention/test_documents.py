@@ -7,7 +7,8 @@ import pytest
 import split
 from split import sharded
 
-from jaxcomm.attention import document_layout, document_work, relayout, segment_ids
+from jaxcomm.attention import document_layout, relayout, segment_ids_of
+from jaxcomm.attention.documents import document_work
 from jaxcomm.attention.layout import Layout
 
 
@@ -45,7 +46,7 @@ def test_every_token_is_held_once_and_the_work_of_many_is_balanced(size, lengths
 @pytest.mark.parametrize("lengths", [[30, 5, 6], [2, 20, 19]])
 def test_documents_that_are_dealt_equal_dense_attention(lengths):
     *arrays, grads = split.inputs((1, 41, 4, 8), (1, 41, 2, 8))
-    ids = segment_ids(lengths)[None]
+    ids = segment_ids_of(lengths)[None]
     options = dense.Options(is_causal=True, query_ids=ids)
     layout = document_layout(lengths, 4)
     split.compare(*arrays, options, grads, size=4, layout=layout)
@@ -60,12 +61,13 @@ def test_rows_of_a_batch_have_documents_of_their_own(make_mesh, strategy):
     layout = document_layout(lengths, 4)
     assert layout.order.shape == (4, 4, 11)
     work = sum(n * (n + 1) // 2 for row in lengths for n in row)
-    assert document_work(layout, lengths).sum() == work
+    rows = [Layout(layout.schedule, 4, 41, order) for order in layout.order]
+    assert sum(map(document_work, rows, lengths)).sum() == work
     *arrays, grads = split.inputs((4, 41, 4, 8), (4, 41, 2, 8))
     of_rows = np.full(4, 40)
     options = dense.Options(
         is_causal=True,
-        query_ids=np.stack([segment_ids(row) for row in lengths]),
+        query_ids=np.stack([segment_ids_of(row) for row in lengths]),
         query_lengths=of_rows,
         key_lengths=of_rows,
         bias=split.inputs((1, 4, 1, 41))[0],

@@ -100,8 +100,8 @@ def test_all_that_has_rows_or_heads_is_split_with_them(options):
     def attend(query, key, value, bias, slopes, sinks):
         return jaxcomm.dot_product_attention(
             query, key, value, bias, given.mask, mesh=mesh, axis_name="context",
-            batch_axes="data", head_axes="model", query_segment_ids=given.query_ids,
-            key_value_segment_ids=given.key_ids, sinks=sinks, alibi_slopes=slopes,
+            batch_axes="data", head_axes="model", sinks=sinks, alibi_slopes=slopes,
+            segment_ids=(given.query_ids, given.key_ids),
             key_value_seq_lengths=given.key_lengths, return_residual=True, **options,
         )  # fmt: skip
 
@@ -235,6 +235,12 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
     jaxcomm.init(mesh, "context", backend="xla")
     np.testing.assert_array_equal(attend(), found[0])
     assert {each.backend for each in jaxcomm.communicators()} == {"xla"}
+    jaxcomm.finalize()
+    attend()
+    with jaxcomm.using(backend="xla", lane="scope"):
+        attend()
+    found = [(each.backend, each.lane) for each in jaxcomm.communicators()]
+    assert found == [("host", "default"), ("xla", "scope")]
     with pytest.raises(TypeError, match="local_window_size"):
         attend(local_window_size=np.array([3, 0]))
     with pytest.raises(ValueError, match=r"axis 'nowhere' is not in the mesh \{'con"):

@@ -43,7 +43,7 @@ def test_a_traced_scale_or_flag_or_length_is_refused():
     with pytest.raises(TypeError, match="is_causal must be True or False, known"):
         jax.jit(lambda flag: attend(is_causal=flag))(True)
     with pytest.raises(TypeError, match="known when the program is traced"):
-        jax.jit(jaxcomm.attention.segment_ids)(np.ones(2, int))
+        jax.jit(jaxcomm.attention.segment_ids_of)(np.ones(2, int))
 
 
 def test_arguments_are_called_and_placed_as_those_of_jax_nn():

@@ -10,13 +10,13 @@ import pytest
 import split
 
 import jaxcomm
-from jaxcomm.attention import document_layout, segment_ids
+from jaxcomm.attention import document_layout, segment_ids_of
 from jaxcomm.attention.layout import Layout
 
 SIZE, LENGTH = 4, 13
 ROWS = [[[5, 8], [13]], [[2, 11], [6, 3, 4]]]
 X = np.random.default_rng(0).standard_normal((2, LENGTH, 2, 4)).astype(np.float32)
-IDS = np.stack([segment_ids([4, 9]), segment_ids([7, 4], LENGTH)])
+IDS = np.stack([segment_ids_of([4, 9]), segment_ids_of([7, 4], LENGTH)])
 LENGTHS = np.array([12, LENGTH])
 
 

@@ -105,7 +105,7 @@ BAD_VALUES = [
     ("psum", over_axes("psum", ("i", 0), axis_index_groups=HALVES), "axis names alone"),
     ("pmean", over_axes("pmean", ("i", 0), axis_index_groups=HALVES), "names alone"),
     ("psum", over_axes("psum", ("i", 0), reproducible=True),
-     "reproducible sums are over axis names, got axes ('i', 0). Call jaxcomm.tree_sum"),
+     "reproducible sums are over axis names, got axes ('i', 0). Call jaxcomm.local"),
     ("all_gather", {"axis": 2}, "axis 2 is out of range for an array of 2 dimensions"),
     ("all_gather", {"to": "unreduced"},
      "to='unreduced'; choose one of 'varying', 'invarying' and 'reduced'"),

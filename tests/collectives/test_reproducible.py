@@ -234,8 +234,8 @@ for backend in ("host", "xla"):
     for ranks in (1, 2, 4, 8, 16):
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("i",))
         def program(a, b, c):
-            leaves = jaxcomm.tree_sum(a * b)
-            narrow = jaxcomm.tree_sum((a * b).astype(jnp.bfloat16))
+            leaves = jaxcomm.local_sum(a * b)
+            narrow = jaxcomm.local_sum((a * b).astype(jnp.bfloat16))
             options = {"reproducible": True, "backend": backend}
             of_ranks = jaxcomm.psum(a[0] * b[0], "i", **options)
             of_parts = jaxcomm.psum((a[0] * b[0])[:10_000], "i", **options)
@@ -287,19 +287,23 @@ def test_tree_sum_takes_any_dimension_dtype_and_number(values, model):
     x = spread(values, "float32", (3, 5, 4))
     for axis in (0, 1, -1):
         expected = tree(np.moveaxis(x, axis, 0))
-        assert_bits(np.asarray(jaxcomm.tree_sum(x, axis)), expected, axis)
-    found = jaxcomm.tree_sum({"b": np.ones(3, bool), "i": np.full(3, 100, np.int8)})
+        assert_bits(np.asarray(jaxcomm.local_sum(x, axis)), expected, axis)
+    found = jaxcomm.local_sum({"b": np.ones(3, bool), "i": np.full(3, 100, np.int8)})
     assert (found["b"], found["i"].item()) == (3, 300 - 256)
     assert found["b"].dtype == jnp.int32
-    half = jaxcomm.tree_sum(x.astype(jnp.float16))
+    half = jaxcomm.local_sum(x.astype(jnp.float16))
     assert_bits(np.asarray(half), tree(x.astype(np.float16).astype(np.float32)), "half")
-    slope = jax.grad(lambda x: (jaxcomm.tree_sum(x, 1) * -0.0).sum())(x)
+    slope = jax.grad(lambda x: (jaxcomm.local_sum(x, 1) * -0.0).sum())(x)
     assert np.signbit(np.asarray(slope)).all()
     for call, error, message in (
-        (lambda: jaxcomm.tree_sum(x, 3), ValueError, "axis 3 is out of range"),
-        (lambda: jaxcomm.tree_sum(x[:0]), ValueError, "dimension 0 of x has size 0"),
-        (lambda: jaxcomm.tree_sum(x, 0.5), TypeError, "tree_sum: axis must be an int"),
-        (lambda: jaxcomm.tree_sum("x"), TypeError, "leaf of x must be an array"),
+        (lambda: jaxcomm.local_sum(x, 3), ValueError, "axis 3 is out of range"),
+        (lambda: jaxcomm.local_sum(x[:0]), ValueError, "dimension 0 of x has size 0"),
+        (
+            lambda: jaxcomm.local_sum(x, 0.5),
+            TypeError,
+            "local_sum: axis must be an int",
+        ),
+        (lambda: jaxcomm.local_sum("x"), TypeError, "leaf of x must be an array"),
     ):
         with pytest.raises(error, match=message):
             call()

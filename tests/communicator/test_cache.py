@@ -102,7 +102,7 @@ def test_what_shows_why_a_start_hangs_does_not_wait_for_it(beside_a_start, make_
         str(jaxcomm.communicators()), str(jaxcomm.flight_record()), live.stats()
         (row,) = jaxcomm.memory_report()
         assert row.communicator is live
-        assert jaxcomm.counters().live == 1
+        assert jaxcomm.communicators().counters.live == 1
         assert cache.are_live([live.key])
         assert choices_of(mesh)
         # A program that needs what is there is compiled, too.

@@ -147,7 +147,7 @@ def test_who_is_late_to_make_communicators_is_given_up_and_told(
 
 def test_a_mesh_of_one_process_is_whole():
     mesh = jax.make_mesh((2, 4), ("data", "context"))
-    assert jaxcomm.survivors(mesh, "data") is mesh
+    assert jaxcomm.mesh_of_survivors(mesh, "data") is mesh
 
 
 def test_shrink_keeps_what_lost_nobody(make_mesh, psum_over):
@@ -163,21 +163,21 @@ def test_shrink_keeps_what_lost_nobody(make_mesh, psum_over):
 
 def test_check_returns_results_and_raises_what_computing_them_raised():
     tree = {"loss": jax.numpy.ones(2)}
-    assert jaxcomm.check(tree) is tree
-    with pytest.raises(TypeError, match=r"^check: a result is being traced"):
-        jax.jit(jaxcomm.check)(np.ones(2))
+    assert jaxcomm.raise_if_failed(tree) is tree
+    with pytest.raises(TypeError, match=r"^raise_if_failed: a result is being traced"):
+        jax.jit(jaxcomm.raise_if_failed)(np.ones(2))
 
 
 def test_a_process_without_devices_in_the_mesh_decides_nothing(store, monkeypatch):
     monkeypatch.setattr(survivors, "processes_of", lambda mesh: FOUR)
     monkeypatch.setattr(jax, "process_index", lambda: 4)
     with pytest.raises(jaxcomm.CommunicatorError) as told:
-        jaxcomm.survivors(jax.make_mesh((8,), ("i",)), "i", timeout=TIMEOUT)
+        jaxcomm.mesh_of_survivors(jax.make_mesh((8,), ("i",)), "i", timeout=TIMEOUT)
     assert "process 4 has no device in the mesh, whose processes are" in str(told.value)
     assert agree(store, *FOUR) == all_find(*FOUR)
 
 
-@pytest.mark.parametrize("function", [jaxcomm.survivors, jaxcomm.shrink])
+@pytest.mark.parametrize("function", [jaxcomm.mesh_of_survivors, jaxcomm.shrink])
 def test_what_is_no_mesh_or_no_axis_is_refused_by_name(function):
     name = function.__name__
     with pytest.raises(TypeError, match=f"^{name}: mesh must be a jax.sharding.Mesh"):

@@ -58,7 +58,7 @@ def main(folder, backend, count, wrong_step, wrong_rank):
         if number == wrong_step:
             wrong[6 * wrong_rank + 1] = 2.0**-23  # the last bit
         w, _ = step(w, x, put(wrong, "i"))
-        jaxcomm.save_checksums(folder, number)
+        jaxcomm.checksums.save(folder, number)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_the_first_wrong_bit_is_named_on_every_backend(right, tmp_path, backend)
     if backend == "nccl" and not STAND_IN:
         pytest.skip("needs the stand-in for NCCL")
     wrong = run(tmp_path / "wrong", backend, wrong=(2, 1))
-    found = jaxcomm.compare_runs(right, wrong)
+    found = jaxcomm.checksums.compare(right, wrong)
     first = found.first
     assert (first.step, first.turn, first.rank) == (2, 1, {"i": 1})
     assert (first.site.name, first.site.collective) == ("ring_shift", "permute")
@@ -72,7 +72,7 @@ def test_the_first_wrong_bit_is_named_on_every_backend(right, tmp_path, backend)
         "on {'i': 1}"
     )
     # As the others would say it.
-    other = jaxcomm.compare_runs(wrong, right).first
+    other = jaxcomm.checksums.compare(wrong, right).first
     assert (other.step, other.turn, other.rank) == (2, 1, {"i": 1})
 
 
@@ -83,12 +83,12 @@ def test_processes_record_what_one_process_does(right, tmp_path):
         "checksums-0.jsonl",
         "checksums-1.jsonl",
     ]
-    found = jaxcomm.compare_runs(right, two)
+    found = jaxcomm.checksums.compare(right, two)
     assert (found.first.step, found.first.rank, found.skipped) == (2, {"i": 3}, ())
     assert 2 * CALLS < found.compared < 3 * CALLS
     (two / "checksums-1.jsonl").unlink()
     with pytest.raises(ValueError, match=r"step 0: nothing from processes \[1\] of 2"):
-        jaxcomm.compare_runs(right, two)
+        jaxcomm.checksums.compare(right, two)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_is_off_adds_nothing_and_cannot_be_saved(make_mesh, tmp_path):
     with pytest.raises(
         RuntimeError, match="Start the program with JAXCOMM_CHECKSUMS=1"
     ):
-        jaxcomm.save_checksums(tmp_path, 0)
+        jaxcomm.checksums.save(tmp_path, 0)
 
 
 def test_calls_that_are_not_recorded_are_told(monkeypatch, make_mesh):
@@ -205,9 +205,9 @@ def test_a_save_is_of_whole_calls_and_loses_nothing(
                 hand_over[call]([device // 2, device % 2, 2, 3, 4, 5])
         if saved is None:
             with pytest.raises(RuntimeError, match=r"times on some .* start it again"):
-                jaxcomm.save_checksums(tmp_path, number)
+                jaxcomm.checksums.save(tmp_path, number)
         else:
-            path = jaxcomm.save_checksums(tmp_path, np.int64(number))
+            path = jaxcomm.checksums.save(tmp_path, np.int64(number))
             assert entries_of(path) == saved
 
 
@@ -237,7 +237,7 @@ def test_a_save_waits_for_what_was_launched(
 
     monkeypatch.setattr(checksums, "_wait", waits)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        saved = pool.submit(jaxcomm.save_checksums, tmp_path, 0)
+        saved = pool.submit(jaxcomm.checksums.save, tmp_path, 0)
         waiting.until(lambda: asked.is_set() or saved.done())
         go.set()
         assert entries_of(saved.result(waiting.HANG_SECONDS)) == 2
@@ -254,20 +254,20 @@ def test_what_is_written_in_vain_or_dropped_is_told(
         hand_over([1, 2, 3, 4, 5])
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        jaxcomm.save_checksums(tmp_path / "file" / "folder", 0)
-    path = jaxcomm.save_checksums(tmp_path / "folder", 0)
+        jaxcomm.checksums.save(tmp_path / "file" / "folder", 0)
+    path = jaxcomm.checksums.save(tmp_path / "folder", 0)
     document = json.loads(path.read_text())
     assert (document["dropped"], len(document["entries"])) == (1, 3)
     sums = ["0000000200000003"], ["0000000400000005"]
     assert document["entries"][0] == [0, [0], *sums]
     with pytest.raises(ValueError, match="1 more calls than"):
         load(path.parent)
-    path = jaxcomm.save_checksums(tmp_path / "folder", 1)
+    path = jaxcomm.checksums.save(tmp_path / "folder", 1)
     document = json.loads(path.read_text().splitlines()[1])
     assert (document["dropped"], document["entries"]) == (0, [])
     for step, error in ((-1, ValueError), (True, TypeError), ("1", TypeError)):
         with pytest.raises(error, match="step must "):
-            jaxcomm.save_checksums(tmp_path, step)
+            jaxcomm.checksums.save(tmp_path, step)
     monkeypatch.setattr(config, "CHECKSUMS", "yes")
     with pytest.raises(ValueError, match="JAXCOMM_CHECKSUMS must be 0 or 1, got 'yes'"):
-        jaxcomm.save_checksums(tmp_path, 0)
+        jaxcomm.checksums.save(tmp_path, 0)

@@ -30,13 +30,13 @@ def test_records_that_lack_something_are_refused(tmp_path, entries, changes, mes
     lacks = write(tmp_path / "lacks", entries, **changes)
     for pair in ((whole, lacks), (lacks, whole)):
         with pytest.raises(ValueError, match=message):
-            jaxcomm.compare_runs(*pair)
+            jaxcomm.checksums.compare(*pair)
 
 
 def test_a_run_that_is_not_there_or_was_cut_is_refused(tmp_path):
     whole = write(tmp_path / "whole", BOTH)
     with pytest.raises(ValueError, match="no checksums of a run are there"):
-        jaxcomm.compare_runs(whole, tmp_path / "none")
+        jaxcomm.checksums.compare(whole, tmp_path / "none")
     write(whole, BOTH)
     with pytest.raises(ValueError, match="line 2: its step was saved before"):
         load(whole)
@@ -84,7 +84,7 @@ def test_runs_on_one_mesh_are_compared_in_all_they_have(tmp_path):
     ):  # fmt: skip
         other = write(tmp_path / name, entries, sites)
         for pair in ((whole, other), (other, whole)):
-            assert str(jaxcomm.compare_runs(*pair)) == f"step 0, {said}"
+            assert str(jaxcomm.checksums.compare(*pair)) == f"step 0, {said}"
 
 
 # What two runs of two steps called: the meshes of psum ("2", "4"), and of another
@@ -124,7 +124,7 @@ def test_each_call_is_compared_by_its_own_mesh(tmp_path, pair):
     places = {"psum": "psum over ('i',) number 0 of jit_f"}
     places["eval"] = places["psum"].replace("_f", "_eval")
     for pair in ("ab", "ba"):
-        text = str(jaxcomm.compare_runs(*(tmp_path / name for name in pair)))
+        text = str(jaxcomm.checksums.compare(*(tmp_path / name for name in pair)))
         assert said.format(**places) in text
 
 
@@ -133,7 +133,7 @@ def test_what_a_run_could_not_record_is_no_difference(tmp_path):
     both = write(tmp_path / "both", [*BOTH, (1, 0, "a", "c"), (1, 1, "a", "c")], sites)
     why = "all_to_all over ('i',): JAX calls no host from this platform"
     one = write(tmp_path / "one", BOTH, unrecorded=[why])
-    found = jaxcomm.compare_runs(both, one)
+    found = jaxcomm.checksums.compare(both, one)
     assert (found.first, found.compared) == (None, 1)
     assert "one of the runs did not record it" in found.skipped[1]
 
@@ -142,12 +142,12 @@ def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
     two = write(tmp_path / "two", BOTH)
     four = [(0, rank, f"{rank}", "c") for rank in range(4)]
     same = write(tmp_path / "same", four, [site_of(ranks=4)])
-    assert str(jaxcomm.compare_runs(two, same)) == (
+    assert str(jaxcomm.checksums.compare(two, same)) == (
         "all 1 calls that were compared are equal"
     )
     # Also if one rank alone has another result.
     odd = write(tmp_path / "odd", [*four[:3], (0, 3, "3", "x")], [site_of(ranks=4)])
-    found = jaxcomm.compare_runs(two, odd)
+    found = jaxcomm.checksums.compare(two, odd)
     assert (found.first.what, found.first.rank) == ("results", None)
     psum = "psum over ('i',) number 0 of jit_f"
     for name, entries, sites, said in (
@@ -159,7 +159,7 @@ def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
     ):  # fmt: skip
         other = write(tmp_path / name, entries, sites)
         with pytest.raises(ValueError, match="nothing can be compared") as caught:
-            jaxcomm.compare_runs(two, other)
+            jaxcomm.checksums.compare(two, other)
         assert said is None or said in str(caught.value)
     # Along an axis that the call does not name, devices are told apart.
     mesh = {"mesh": {"j": 2, "i": 2}}
@@ -168,8 +168,8 @@ def test_runs_on_meshes_of_two_sizes_are_compared_in_what_ranks_share(tmp_path):
     mesh = {"mesh": {"j": 2, "i": 1}}
     alone = [(0, [j, 0], "a", f"{j}") for j in range(2)]
     other = write(tmp_path / "2x1", alone, [site_of() | mesh])
-    assert jaxcomm.compare_runs(one, other).first is None
+    assert jaxcomm.checksums.compare(one, other).first is None
     mesh = {"mesh": {"j": 1, "i": 2}}
     third = write(tmp_path / "1x2", of_group[:2], [site_of() | mesh])
     with pytest.raises(ValueError, match="differ in size along other axes"):
-        jaxcomm.compare_runs(one, third)
+        jaxcomm.checksums.compare(one, third)

@@ -79,7 +79,7 @@ def test_checksums_of_any_content_are_used_or_refused(tmp_path, pytestconfig):
         if content.count(b"\n") < 2:
             parse(content)
         (runs[0] / "checksums-0.jsonl").write_bytes(content)
-        found = jaxcomm.compare_runs(*runs)
+        found = jaxcomm.checksums.compare(*runs)
         assert hostile.is_plain(str(found))
         if found.first is None:
             assert json.loads(content.splitlines()[0])["entries"] == document["entries"]
@@ -90,7 +90,7 @@ def test_checksums_of_any_content_are_used_or_refused(tmp_path, pytestconfig):
     (runs[0] / "checksums-0.jsonl").unlink()
     os.mkfifo(runs[0] / "checksums-0.jsonl")
     with pytest.raises(ValueError, match=r"-0.jsonl: it is not a regular file"):
-        jaxcomm.compare_runs(*runs)
+        jaxcomm.checksums.compare(*runs)
 
 
 def test_a_file_that_is_not_a_plain_file_of_ours_is_not_read(tmp_path, monkeypatch):

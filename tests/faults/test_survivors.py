@@ -52,7 +52,7 @@ rows = mesh.devices[: 2 // mesh.devices.shape[1]]
 pair = jax.sharding.Mesh(rows, both, axis_types=mesh.axis_types)
 of_pair, y = total(pair) if index < 2 else (None, None)
 jaxcomm.init(mesh, "data", both, lanes="other", timeout=77)
-answer = values(program(x)), jaxcomm.counters().live
+answer = values(program(x)), jaxcomm.communicators().counters.live
 """
 GO_ON = """
 try:

@@ -229,7 +229,10 @@ def test_lengths_of_a_sequence_make_no_communicator_and_take_no_memory(timer):
         jax.block_until_ready(call(x, x, x))
 
     run(0)
-    counters, held = jaxcomm.counters(), device_memory.communicators_bytes()
+    counters, held = (
+        jaxcomm.communicators().counters,
+        device_memory.communicators_bytes(),
+    )
     for turn in range(1, of.lengths):
         run(turn)
     # Every length has its program by now, which XLA has put on the devices.
@@ -238,7 +241,7 @@ def test_lengths_of_a_sequence_make_no_communicator_and_take_no_memory(timer):
         run(turn)
     assert device_memory.left_bytes() >= left
     assert device_memory.communicators_bytes() == held
-    assert jaxcomm.counters() == counters
+    assert jaxcomm.communicators().counters == counters
     for _ in range(2):
         run(1, gradient)
     peak = device_memory.peak_of_jax()

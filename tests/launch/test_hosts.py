@@ -30,7 +30,7 @@ def step(mesh):
         (3 * mesh.size,), jax.NamedSharding(mesh, jax.P("i")), [own])
     add = jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh,
                         in_specs=jax.P("i"), out_specs=jax.P())
-    sums = jaxcomm.check(jax.jit(add)(x))
+    sums = jaxcomm.raise_if_failed(jax.jit(add)(x))
     return mesh.size, float(np.asarray(sums.addressable_data(0))[0])
 
 print("process", i, "before", step(mesh))

@@ -21,7 +21,7 @@ add = jax.jit(jax.shard_map(lambda x: jaxcomm.psum(x, "i"), mesh=mesh,
                             in_specs=jax.P("i"), out_specs=jax.P()))
 def step():
     x = jax.make_array_from_callback((2,), spec, lambda k: np.ones(2, np.float32)[k])
-    return float(jaxcomm.check(add(x))[0])
+    return float(jaxcomm.raise_if_failed(add(x))[0])
 assert step() == 2
 tell(f"ready-{i}", f"{os.getpid()} {os.environ['JAX_COORDINATOR_ADDRESS']}")
 hear("attacked")

@@ -30,9 +30,9 @@ def colors(stand_in):
 def test_running_never_creates_and_lengths_need_no_new_one(stand_in, make_mesh):
     mesh = make_mesh(i=4)
     program = over(mesh, lambda x: jaxcomm.ppermute(x, "i", [(0, 1), (1, 0)]))
-    before = jaxcomm.counters()
+    before = jaxcomm.communicators().counters
     jax.block_until_ready(program(jnp.ones(4)))
-    made = jaxcomm.counters()
+    made = jaxcomm.communicators().counters
     assert (made.created - before.created, made.split - before.split) == (1, 1)
     (row,) = jaxcomm.memory_report()
     stand_in.clear()
@@ -50,11 +50,11 @@ def test_running_never_creates_and_lengths_need_no_new_one(stand_in, make_mesh):
 
 
 def test_a_world_is_made_once_and_others_are_split_off_it(stand_in, make_mesh):
-    before = jaxcomm.counters()
+    before = jaxcomm.communicators().counters
     made = jaxcomm.init(make_mesh(a=2, b=3))
     assert [member.axes for member in made] == [("a",), ("b",), ("a", "b")]
     assert {member.transport for member in made} == {"NCCL 2.32.3"}
-    after = jaxcomm.counters()
+    after = jaxcomm.communicators().counters
     assert (after.created - before.created, after.split - before.split) == (1, 3)
     inits = stand_in.trace("ncclCommInitRankConfig")
     assert [call["peer"] for call in inits] == list(range(6))
@@ -215,4 +215,4 @@ def test_calls_that_graphs_replay_cannot_be_compared(stand_in, make_mesh, monkey
         jaxcomm.CommunicatorError, match="JAXCOMM_CHECK=1 does not go with CommPolicy"
     ):
         jaxcomm.init(make_mesh(i=2), policy=CommPolicy(command_buffers=True))
-    assert jaxcomm.counters().live == 0
+    assert jaxcomm.communicators().counters.live == 0

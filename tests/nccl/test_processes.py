@@ -39,7 +39,11 @@ def two_axes(here):
         here.identical(mesh, found, here.by_group(mesh, axes, model, x), str(axes))
     members = jaxcomm.communicators()
     by_kernels = [member.stats()["one_shot_calls"] for member in members]
-    return [jaxcomm.counters().live, [m.backend for m in members], by_kernels]
+    return [
+        jaxcomm.communicators().counters.live,
+        [m.backend for m in members],
+        by_kernels,
+    ]
 
 
 def test_axes_within_and_across_processes(team):
@@ -309,7 +313,7 @@ def test_processes_that_make_different_communicators_are_told(processes, environ
         are_refused(outcomes, *texts)
         processes.ask(f"os.environ |= {environment}; jaxcomm.config.CHECK = '0'")
         # Nothing was made, and both go on.
-        assert processes.ask("answer = jaxcomm.counters().live") == [0, 0]
+        assert processes.ask("answer = jaxcomm.communicators().counters.live") == [0, 0]
         assert processes.ask(AGAIN) == RIGHT
 
 

@@ -24,7 +24,7 @@ def step(mesh):
     add = lambda x: jaxcomm.psum(x, "i") + jaxcomm.psum(x, "i", lane="other")
     x = jax.make_array_from_single_device_arrays(
         (3 * mesh.size,), jax.NamedSharding(mesh, P("i")), [own])
-    (number,) = {*values(jaxcomm.check(jitted(add, mesh)(x)))}
+    (number,) = {*values(jaxcomm.raise_if_failed(jitted(add, mesh)(x)))}
     return [mesh.size, number]
 
 def go_on():

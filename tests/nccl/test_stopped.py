@@ -37,7 +37,7 @@ answer = {
     "finalize": error_of(jaxcomm.finalize),
     "init again": error_of(lambda: len(jaxcomm.init(mesh))),
     "anew": error_of(run),
-    "live": jaxcomm.counters().live,
+    "live": jaxcomm.communicators().counters.live,
     "kept": kept.tolist(),
 }
 """

@@ -32,7 +32,7 @@ def mappings():
 
 
 def made():
-    counters = jaxcomm.counters()
+    counters = jaxcomm.communicators().counters
     return np.array([counters.created, counters.destroyed, counters.live])
 
 

@@ -13,23 +13,21 @@ import numpy as np
 
 import jaxcomm
 from jaxcomm.attention import (
-    GatedDelta,
-    KimiDelta,
-    Mamba2,
-    Strategy,
     attention_fn,
     causal_halo,
     combine,
     compare_strategies,
     document_layout,
-    document_work,
     relayout,
-    segment_ids,
+    segment_ids_of,
     state_scan,
 )
+from jaxcomm.attention.kernels import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import Block
 from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
+from jaxcomm.attention.strategies.strategy import Strategy
 
 SPLIT = jax.P(None, "context")
 ZIGZAG = Layout("zigzag", 4, 8)
@@ -206,7 +204,7 @@ def _of_attention():
         ("positions that are no integers", {"tokens": Tokens(ZIGZAG, x(2))}),
         ("`strategy=2`", {"strategy": 2}),
         ("`implementation=2`", {"implementation": 2}),
-        ("a class in place of a kernel", {"implementation": jaxcomm.attention.Kernel}),
+        ("a class in place of a kernel", {"implementation": Kernel}),
         ("`sinks` that are integers", {"sinks": jnp.ones(2, int)}),
         ("a `bias` of integers", {"bias": jnp.ones((1, 1, 2, 8), int)}),
         ("a `mask` of numbers", {"mask": x(1, 1, 2, 8)}),
@@ -364,16 +362,12 @@ def _of_others():
          lambda: document_layout([1.5], 2), TypeError),
         ("document_layout", "a number beside a row",
          lambda: document_layout([[4, 4], 8], 2), TypeError),  # pyright: ignore
-        ("document_work", "documents of more tokens",
-         lambda: document_work(PLAIN, [9])),
-        ("document_work", "documents of other rows", lambda: document_work(ROWS, [8])),
-        ("document_work", "a schedule in place of a layout",
-         lambda: document_work("zigzag", [8]), TypeError),
         ("document_layout", "rows of different sums",
          lambda: document_layout([[4, 4], [2, 5]], 2)),
         ("document_layout", "positions of its schedule without its order",
-         lambda: document_work(Layout(ROWS.schedule, 2, 8), [8]), TypeError),
-        ("segment_ids", "documents beyond the sequence", lambda: segment_ids([3], 2)),
+         Layout(ROWS.schedule, 2, 8).all_positions, TypeError),
+        ("segment_ids_of", "documents beyond the sequence",
+         lambda: segment_ids_of([3], 2)),
         ("relayout", "layouts of two sequences",
          lambda: relayout(x(1, 2), PLAIN, Layout("zigzag", 4, 9), "context")),
         ("relayout", "a schedule in place of tokens",
@@ -404,10 +398,12 @@ def _of_others():
             ("a `mask` of other keys", asking(mask=jnp.ones((8, 5), bool))),
             ("values of fewer tokens", asking(value=one[:, 1:])),
             ("segment ids of fewer tokens",
-             asking(query_segment_ids=jnp.zeros((1, 7), int))),
+             asking(segment_ids=jnp.zeros((1, 7), int))),
             ("segment ids of the queries alone, for keys of another length",
              asking(key=one[:, :4], value=one[:, :4],
-                    query_segment_ids=jnp.zeros((1, 8), int))),
+                    segment_ids=jnp.zeros((1, 8), int))),
+            ("segment ids that are no pair",
+             asking(segment_ids=(jnp.zeros((1, 8), int),) * 3)),
             ("`is_causal='yes'`", asking(is_causal="yes"), TypeError),
             ("`return_residual=2`", asking(return_residual=2), TypeError),
             ("a call inside of `jax.shard_map`", lambda: on_four(
@@ -425,7 +421,7 @@ def _of_others():
         ("Schedule.blocks", "a block that ends before it starts",
          lambda: Block((2, 0), (0, 3))),
         ("Ulysses", "no ranks", lambda: jaxcomm.attention.Ulysses(0)),
-        ("Usp", "`2.0` ranks", lambda: jaxcomm.attention.Usp(2.0), TypeError),  # pyright: ignore
+        ("Ulysses", "`2.0` ranks", lambda: jaxcomm.attention.Ulysses(2.0), TypeError),  # pyright: ignore
         *((compare, f"`dtype={dtype!r}`", comparing(dtype=dtype), TypeError)
           for dtype in ("float7", None, "int32")),
         (compare, "a schedule in place of a layout", comparing("zigzag"), TypeError),

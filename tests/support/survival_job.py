@@ -156,7 +156,7 @@ def main():
     step_of = step_over(mesh)
     params = put(mesh, jax.P(), np.zeros(SIZE, np.float32))
     for step in range(LOST):
-        params = jaxcomm.check(step_of(params, batch_of(mesh, step)))
+        params = jaxcomm.raise_if_failed(step_of(params, batch_of(mesh, step)))
     before, memory = bits(params), used_memory()
     if me in victims:
         strike(mesh, step_of, params)
@@ -165,7 +165,7 @@ def main():
     FAULT.with_name(f"in-step-{me}").touch()
     begin = waiting.time_of_day()
     try:
-        jaxcomm.check(step_of(params, batch))
+        jaxcomm.raise_if_failed(step_of(params, batch))
     except FAILURES as error:
         raised = waiting.time_of_day()
         say(f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}")
@@ -194,7 +194,7 @@ def main():
     verdict("the same parameters", bits(params) == before)
     step_of = step_over(mesh)
     for step in range(LOST, STEPS):
-        params = jaxcomm.check(step_of(params, batch_of(mesh, step)))
+        params = jaxcomm.raise_if_failed(step_of(params, batch_of(mesh, step)))
         if step == LOST:
             now = waiting.time_of_day()
             say(f"the next step is done {now - raised:.3f} s after the error")
@@ -222,7 +222,7 @@ def strike(mesh, step_of, params):
     elif CASE != "callback":
         FAULTS[CASE]()
     try:
-        params = jaxcomm.check(step_of(params, batch))
+        params = jaxcomm.raise_if_failed(step_of(params, batch))
     except FAILURES as error:
         say(f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}")
         verdict("its step raised", True)

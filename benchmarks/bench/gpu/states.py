@@ -12,7 +12,7 @@ from bench.gpu.attention import SPLIT
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer, thunk
 from bench.tokens import tokens_of
-from jaxcomm.attention import GatedDelta, KimiDelta, Mamba2
+from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
 
 # Of one GPU's time, divided by the ranks: up to so many tokens, and beyond.
 _SHORT, _LEAST_OF_SHORT, _LEAST_OF_LONG = 32768, 0.8, 0.9

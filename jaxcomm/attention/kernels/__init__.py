@@ -1,0 +1,16 @@
+"""What a kernel of one's own is: it computes a rank's queries over a block of keys."""
+
+from jaxcomm.attention.kernels.kernel import Grads as Grads
+from jaxcomm.attention.kernels.kernel import Hop as Hop
+from jaxcomm.attention.kernels.kernel import Kernel as Kernel
+from jaxcomm.attention.kernels.kernel import Saved as Saved
+from jaxcomm.attention.mask import Block as Block
+from jaxcomm.attention.mask import Coordinates as Coordinates
+from jaxcomm.attention.mask import Mask as Mask
+
+__all__ = ["Block", "Coordinates", "Grads", "Hop", "Kernel", "Mask", "Saved"]
+
+
+def __dir__() -> list[str]:
+    """Show the public names alone."""
+    return __all__

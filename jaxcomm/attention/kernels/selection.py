@@ -32,7 +32,7 @@ def kernels_for(implementation: Any, what: str = "ring_attention"):
         return KERNELS
     asked = f"{what}: implementation={implementation!r}"
     names = ", ".join(repr(kernel.name) for kernel in KERNELS)
-    ours = f"{names}, a jaxcomm.attention.Kernel, or None for the fastest"
+    ours = f"{names}, a jaxcomm.attention.kernels.Kernel, or None for the fastest"
     if isinstance(implementation, str):
         found = tuple(each for each in KERNELS if each.name == implementation)
         if not found:

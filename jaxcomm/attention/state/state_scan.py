@@ -159,7 +159,7 @@ def state_scan(
 
     >>> layout = Layout("zigzag", size=4, length=4096)
     >>> def layer(x, gate, tokens):
-    ...     kernel = jaxcomm.attention.Mamba2()
+    ...     kernel = jaxcomm.attention.state.Mamba2()
     ...     return state_scan(x, x, x, gate, "context", tokens, kernel=kernel)
     >>> split = jax.P(None, "context")
     >>> batch = jnp.ones((1, 4096, 4, 64)), -jnp.ones((1, 4096, 4))

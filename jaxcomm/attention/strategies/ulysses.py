@@ -338,6 +338,6 @@ class Usp(Ulysses):
             return (
                 f"a group of {self.width} of {problem.size} ranks leaves nothing to "
                 "Ulysses or nothing to the ring; split the sequence over two axes, or "
-                "pass Usp(width)"
+                "pass jaxcomm.attention.Ulysses(width)"
             )
         return super().why_not(problem)

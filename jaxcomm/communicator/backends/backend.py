@@ -85,7 +85,7 @@ class Connection:
 
     Attributes:
       transport: how bytes travel, as :attr:`jaxcomm.Communicator.transport` says it.
-      counted: what to add to :class:`jaxcomm.Counters`.
+      counted: what to add to :class:`~jaxcomm.communicator.table.Counters`.
       neighbors: the processes that share memory, if groups span several.
       world: NCCL's communicator of the whole mesh, which this one was split off.
     """
@@ -183,7 +183,7 @@ class Backend(abc.ABC):
         connection: Connection,
         live: Sequence[Connection],
     ) -> dict[str, Any]:
-        """Return fields of :class:`jaxcomm.MemoryRow` that are not 0.
+        """Return fields of a :class:`~jaxcomm.communicator.memory.MemoryRow` but 0.
 
         Fields that :meth:`jaxcomm.Communicator.stats` reports are not among them.
         """

@@ -13,7 +13,7 @@ from dense import Options
 from hops import Case, both, hop_of
 
 from jaxcomm import attention
-from jaxcomm.attention import Grads, Kernel
+from jaxcomm.attention.kernels import Grads, Kernel
 from jaxcomm.attention.strategies.ulysses import Usp
 
 ROOT = Path(__file__).parents[3]
@@ -118,7 +118,7 @@ class ByBlocks(Plain):
     def _scores(self, hop):
         scores, *arrays = super()._scores(hop)
         queries, keys = (
-            attention.Coordinates(x.positions) for x in (hop.queries, hop.keys)
+            attention.kernels.Coordinates(x.positions) for x in (hop.queries, hop.keys)
         )
         (seen,) = hop.replace(queries=queries, keys=keys).seen()
         told = jnp.stack([_seen_in(block, seen.shape) for block in hop.blocks])

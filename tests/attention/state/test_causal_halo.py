@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, document_layout, segment_ids
+from jaxcomm.attention import causal_halo, document_layout, segment_ids_of
 
 SPLIT = jax.P(None, "i")
 
@@ -29,7 +29,7 @@ def test_equals_a_shift_of_the_whole_sequence(schedule, size, length, width, len
     """And so does its gradient, that of a convolution within documents."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(2, length, 5)).astype(np.float32)
-    ids = np.zeros(length, int) if lengths is None else segment_ids(lengths, length)
+    ids = np.zeros(length, int) if lengths is None else segment_ids_of(lengths, length)
     taps = draw.normal(size=(width, 5)).astype(np.float32)
     grad = draw.normal(size=(2, length, 5)).astype(np.float32)
     run = np.cumsum(np.append(0, ids[1:] != ids[:-1]))

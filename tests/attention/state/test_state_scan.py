@@ -11,16 +11,18 @@ from recurrence import recurrence
 
 import jaxcomm
 from jaxcomm.attention import (
+    causal_halo,
+    document_layout,
+    segment_ids_of,
+    state_scan,
+)
+from jaxcomm.attention.state import (
     GatedDelta,
     KimiDelta,
     Mamba2,
     StateKernel,
-    causal_halo,
-    document_layout,
-    segment_ids,
-    state_scan,
+    exchange,
 )
-from jaxcomm.attention.state import exchange
 
 SPLIT = jax.P("data", "context")
 
@@ -181,7 +183,7 @@ def test_documents_are_dealt_anywhere(size, rows, of_rows):
     """One order of all sequences, whose documents differ, or one of each."""
     layout = document_layout(rows if of_rows else rows[0], size)
     length = layout.length
-    ids = np.stack([segment_ids(row) for row in rows])
+    ids = np.stack([segment_ids_of(row) for row in rows])
     ids[1, -2:] = -1
     for kernel in (GatedDelta(2), Mamba2(2))[: 1 + of_rows]:
         arrays, *grads = drawn(kernel, length)
@@ -192,7 +194,7 @@ def test_documents_are_dealt_anywhere(size, rows, of_rows):
 def test_more_pieces_of_documents_than_are_sent_are_nan():
     """On the ranks that hold fewer too."""
     layout = document_layout([40, 3, 1, 20, 1, 1, 5], 4)
-    ids = segment_ids([40, 3, 1, 20, 1, 1, 5])
+    ids = segment_ids_of([40, 3, 1, 20, 1, 1, 5])
     arrays, *grads = drawn(Mamba2(2), layout.length)
     found = run(Mamba2(2), layout, arrays, grads, ids, most_fragments=1)
     assert all(np.isnan(x).all() for x in jax.tree.leaves(found[:2]))

@@ -42,7 +42,7 @@ def _compare(options, batch=1, tokens=48, **how):
 
 def _documents(*rows, tokens=48):
     """Return the ids of documents of these lengths; the rest of a row is padding."""
-    return np.stack([jaxcomm.attention.segment_ids(row, tokens) for row in rows])
+    return np.stack([jaxcomm.attention.segment_ids_of(row, tokens) for row in rows])
 
 
 CAUSAL = Options(is_causal=True)
@@ -141,7 +141,7 @@ def test_one_sequence_with_ids_is_served_in_plain_jit(called):
     arrays, _ = _arrays(1, 48)
     out = jaxcomm.dot_product_attention(
         *arrays, axis_name="context", mesh=split.ring_over(2), is_causal=True,
-        query_segment_ids=WHOLE, strategy="all_gather", **FLASH,
+        segment_ids=WHOLE, strategy="all_gather", **FLASH,
     )  # fmt: skip
     options = Options(is_causal=True, query_ids=WHOLE)
     split.assert_close([out], dense.attention(*arrays, options), LIMIT)

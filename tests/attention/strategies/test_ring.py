@@ -8,7 +8,7 @@ import pytest
 import split
 from dense import Options
 
-from jaxcomm.attention import Schedule
+from jaxcomm.attention.schedules import Schedule
 
 CAUSAL = Options(is_causal=True)
 

@@ -9,7 +9,7 @@ import split
 from dense import Options
 
 import jaxcomm
-from jaxcomm.attention import document_layout, segment_ids
+from jaxcomm.attention import document_layout, segment_ids_of
 from jaxcomm.attention.strategies import loop, ways
 
 pytestmark = pytest.mark.usefixtures("called")
@@ -25,7 +25,7 @@ EACH = [*(("ring", x) for x in (WHOLE, SOME, ALL)), ("halo", ALL), ("all_gather"
 
 
 def ids_of(lengths):
-    return segment_ids(lengths, TOKENS)[None]
+    return segment_ids_of(lengths, TOKENS)[None]
 
 
 def arrays_of(batch=1):

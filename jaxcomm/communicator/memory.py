@@ -1,33 +1,9 @@
-"""How many communicators there were, and the memory that they hold."""
+"""The memory that communicators hold."""
 
 import dataclasses
 
 from jaxcomm.communicator import cache
 from jaxcomm.communicator.communicator import Communicator
-
-
-@dataclasses.dataclass(frozen=True)
-class Counters:
-    """How many communicators this process made and ended.
-
-    Attributes:
-      created: made from nothing. NCCL makes only those of whole meshes so.
-      split: split off those of whole meshes. ``CommPolicy(share=)`` says whether they
-        have resources of their own.
-      borrowed: XLA's, for the ``xla`` backend.
-      destroyed: closed.
-      live: there now.
-
-    Example:
-      >>> jaxcomm.Counters(created=1, split=2, live=2)
-      Counters(created=1, split=2, borrowed=0, destroyed=0, live=2)
-    """
-
-    created: int = 0
-    split: int = 0
-    borrowed: int = 0
-    destroyed: int = 0
-    live: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,22 +42,6 @@ class MemoryRow:
     shared: bool = False
 
 
-def counters() -> Counters:
-    """Return how many communicators this process made and ended.
-
-    Returns:
-      A :class:`Counters`, which compares with ``==``.
-
-    Example:
-      >>> made = jaxcomm.init(mesh, "context")
-      >>> before = jaxcomm.counters()
-      >>> made = jaxcomm.init(mesh, "context")
-      >>> jaxcomm.counters() == before
-      True
-    """
-    return Counters(**cache.counts())
-
-
 def memory_report() -> list[MemoryRow]:
     """Return the memory each live communicator holds, oldest first.
 
@@ -91,7 +51,7 @@ def memory_report() -> list[MemoryRow]:
     the memory of the ``xla`` backend: its rows are 0.
 
     Returns:
-      A list of :class:`MemoryRow`, in bytes.
+      A list of :class:`~jaxcomm.communicator.memory.MemoryRow`, in bytes.
 
     Example:
       >>> made = jaxcomm.init(mesh, "context")

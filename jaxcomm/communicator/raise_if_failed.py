@@ -1,4 +1,4 @@
-""":func:`jaxcomm.check`: whether results came from operations that failed."""
+""":func:`jaxcomm.raise_if_failed`: whether results came from operations that failed."""
 
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from jaxcomm.errors import CommunicatorError
 _Tree = TypeVar("_Tree")
 
 
-def check(tree: _Tree) -> _Tree:
+def raise_if_failed(tree: _Tree) -> _Tree:
     """Wait for results, and raise if an operation failed that they may come from.
 
     With ``CommPolicy(on_failure="poison")`` a failed operation leaves NaN or -1 in its
@@ -31,13 +31,13 @@ def check(tree: _Tree) -> _Tree:
       jax.errors.JaxRuntimeError: what computed the results raised.
 
     Example:
-      >>> jaxcomm.check({"loss": jnp.ones(())})
+      >>> jaxcomm.raise_if_failed({"loss": jnp.ones(())})
       {'loss': Array(1., dtype=float32)}
     """
     if any(map(compat.is_tracer, jax.tree.leaves(tree))):
         raise TypeError(
-            "check: a result is being traced, and is computed later. Call it on what "
-            "the compiled function returns"
+            "raise_if_failed: a result is being traced, and is computed later. Call it "
+            "on what the compiled function returns"
         )
     tree = jax.block_until_ready(tree)
     if not ABSENCE and (text := _ffi.first_failure()):

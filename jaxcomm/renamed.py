@@ -1,0 +1,48 @@
+"""What names of earlier versions are called now, for those who still write them."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+NAMES = {
+    "jaxcomm.Counters": "what jaxcomm.communicators().counters is",
+    "jaxcomm.Schedule": "internal: pass the name of a schedule to jaxcomm.Layout",
+    "jaxcomm.axis_index": "jax.lax.axis_index",
+    "jaxcomm.axis_size": "jax.lax.axis_size",
+    "jaxcomm.check": "jaxcomm.raise_if_failed",
+    "jaxcomm.compare_runs": "jaxcomm.checksums.compare",
+    "jaxcomm.counters": "jaxcomm.communicators().counters",
+    "jaxcomm.save_checksums": "jaxcomm.checksums.save",
+    "jaxcomm.survivors": "jaxcomm.mesh_of_survivors",
+    "jaxcomm.tree_sum": "jaxcomm.local_sum",
+    "jaxcomm.attention.Tokens": "jaxcomm.Tokens",
+    "jaxcomm.attention.Usp": "jaxcomm.attention.Ulysses, which takes any width",
+    "jaxcomm.attention.equinox_attention": "in examples/recipes/equinox_layer.py",
+    "jaxcomm.attention.segment_ids": "jaxcomm.attention.segment_ids_of",
+} | {
+    f"jaxcomm.attention.{name}": f"jaxcomm.attention.{room}.{name}"
+    for room, names in {
+        "kernels": ("Block", "Coordinates", "Grads", "Hop", "Kernel", "Mask", "Saved"),
+        "state": (
+            *("GatedDelta", "KimiDelta", "Mamba2"),
+            *("StateKernel", "StateMap", "StateRows"),
+        ),
+    }.items()
+    for name in names
+}
+
+
+def looked_up(module: str) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module: it raises, and says the new name.
+
+    >>> jaxcomm.check
+    Traceback (most recent call last):
+    AttributeError: jaxcomm.check is jaxcomm.raise_if_failed now
+    """
+
+    def fail(name: str) -> NoReturn:
+        asked = f"{module}.{name}"
+        if asked in NAMES:
+            raise AttributeError(f"{asked} is {NAMES[asked]} now", name=name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return fail
