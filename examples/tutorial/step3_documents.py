@@ -85,7 +85,7 @@ def loss_of(params, batch):
         jaxcomm.dot_product_attention,
         axis_name="context",
         is_causal=True,
-        query_segment_ids=batch["documents"],
+        segment_ids=batch["documents"],
     )
     model, labels = nnx.merge(graph, params), batch["labels"]
     scores = jax.nn.log_softmax(model(batch["words"], jnp.arange(LENGTH), attend))

@@ -103,7 +103,7 @@ def loss_of(params, batch):
         batch_axes="data",
         head_axes="model",
         is_causal=True,
-        query_segment_ids=batch["documents"],
+        segment_ids=batch["documents"],
     )
     model, labels = nnx.merge(graph, params), batch["labels"]
     scores = jax.nn.log_softmax(model(batch["words"], jnp.arange(LENGTH), attend))

@@ -146,7 +146,7 @@ while i < 20:
     if i == 12 and jax.process_index() == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        new, loss = jaxcomm.check(run(params, *put((batch, tokens), rows), i))
+        new, loss = jaxcomm.raise_if_failed(run(params, *put((batch, tokens), rows), i))
         params, i = new, i + 1
     except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError):
         smaller = jaxcomm.shrink(mesh, "data")
