@@ -11,10 +11,10 @@ from jaxcomm.attention.state.fragments import begin_documents
 from jaxcomm.attention.state.maps import (
     StateMap,
     apply,
+    chosen,
     composed,
     states,
     varying_like,
-    zeros_unless,
 )
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import psum
@@ -219,12 +219,10 @@ class DealtFragments:
         """Return what is of some rows, (F, B): of each sequence of the batch."""
         return x[rows, jnp.arange(rows.shape[1])]
 
-    def whole(self, maps: StateMap, *, is_mirrored: bool = False) -> StateMap:
+    def whole(self, maps: StateMap) -> StateMap:
         """Return the map of each fragment, (F, B, ...), from those of the rows."""
-        maps, begin = self._by_row(maps, is_mirrored)
-        found, _ = composed(maps, begin)
-        at = self.rows - 1 - self.starts if is_mirrored else self.ends
-        return jax.tree.map(lambda x: self._picked(x, at), found)
+        found = composed(*self._by_row(maps, False))
+        return jax.tree.map(lambda x: self._picked(x, self.ends), found)
 
     def entering(self, whole: StateMap, axis_name, *, is_mirrored: bool = False):
         """Return the state before each fragment, (F, B, ...): the exchange.
@@ -239,7 +237,7 @@ class DealtFragments:
 
         def step(found, which):
             near = neighbour[which, batch]
-            state = zeros_unless(near >= 0, found[near, batch])
+            state = chosen(near >= 0, found[near, batch])
             of = jax.tree.map(lambda x: x[which, batch], every)
             found = found.at[which, batch].set(apply(of.factor, state) + of.addend)
             return found, state
@@ -260,14 +258,15 @@ class DealtFragments:
         of_rows = self._picked(entering, self.which)[::step]
         before, behind = states(maps, of_rows, begin)
         before = before[::step].reshape(-1, *before.shape[2:])
-        return before, self._picked(behind, self.ends)
+        last = self.rows - 1 - self.starts if is_mirrored else self.ends
+        return before, self._picked(behind, last)
 
     def last(self, states, axis_name):
         """Return the state behind the sequence, (B, ...), on all ranks."""
         rank, which = jnp.divmod(self.final, self.starts.shape[0])
         state = self._picked(states, which[None])[0]
         is_mine = rank == jax.lax.axis_index(axis_name)
-        return psum(zeros_unless(is_mine, state), axis_name)
+        return psum(chosen(is_mine, state), axis_name)
 
 
 _STATIC = ["rows", "length"]

@@ -8,6 +8,7 @@ with the Delta Rule, 2024; Kimi Team, Kimi Linear, 2025.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class GatedDelta(ChunkedKernel):
         inverse = kept
         if inverse is None:
             inverse = jax.lax.stop_gradient(_unit_inverse(lower))
-        solve = _inverse(lower, inverse.astype(lower.dtype))
+        solve = _inverse(dtype, lower, inverse.astype(lower.dtype))
         start, end = decays.from_start, decays.to_end
         if rows.gate.ndim == 3:
             start, end = start[..., None], end[..., None]
@@ -69,18 +70,18 @@ class KimiDelta(GatedDelta):
     gates = "key"
 
 
-@jax.custom_jvp
-def _inverse(lower, inverse):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _inverse(dtype, lower, inverse):
     """Return the inverse of I + lower, which is given, with the derivative of one."""
     return inverse
 
 
 @_inverse.defjvp
-def _inverse_jvp(primals, tangents):
+def _inverse_jvp(dtype, primals, tangents):
     lower, inverse = primals
-    out = _inverse(lower, inverse)
-    change = jnp.matmul(out, tangents[0], precision="highest")
-    return out, -jnp.matmul(change, out, precision="highest")
+    out = _inverse(dtype, lower, inverse)
+    change = product("pnij,pnjk->pnik", out, tangents[0], dtype)
+    return out, -product("pnij,pnjk->pnik", change, out, dtype)
 
 
 def _unit_inverse(lower):

@@ -1,13 +1,12 @@
 """The state before each fragment, from what all fragments do to it: one exchange."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention.state.maps import StateMap, apply, varying_like
+from jaxcomm.attention.state.maps import StateMap, apply, states, varying_like
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import psum
 from jaxcomm.collectives.permute import ppermute
@@ -33,15 +32,13 @@ def entering(maps: StateMap, order: tuple[int, ...], axis_name):
     if size > _MOST_GATHERED and _columns(order, size):
         return _by_steps(maps, order, axis_name)
     every = all_gather(maps, axis_name)
-    every = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every)
-    state = varying_like(jnp.zeros_like(maps.addend[0]), maps.addend)
-    before = [state] * len(order)
-    for at, following in itertools.pairwise(order):
-        of = jax.tree.map(lambda x, at=at: x[at], every)
-        state = of.addend if at == order[0] else apply(of.factor, state) + of.addend
-        before[following] = state
-    found = jnp.stack(before).reshape(size, -1, *state.shape)
-    return found[jax.lax.axis_index(axis_name)]
+    every = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:])[np.asarray(order)], every
+    )
+    start = varying_like(jnp.zeros_like(every.addend[0]), every.addend)
+    before, _ = states(every, start)
+    turns = jnp.asarray(np.argsort(order).reshape(size, -1))
+    return before[turns[jax.lax.axis_index(axis_name)]]
 
 
 def _columns(order, size: int) -> list[tuple[int, int]]:

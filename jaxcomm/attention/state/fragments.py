@@ -14,10 +14,10 @@ from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.state.exchange import entering
 from jaxcomm.attention.state.maps import (
     StateMap,
+    chosen,
     composed,
     states,
     varying_like,
-    zeros_unless,
 )
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import psum
@@ -113,9 +113,9 @@ class Fragments:
             tree,
         )
 
-    def whole(self, maps: StateMap, *, is_mirrored: bool = False) -> StateMap:
+    def whole(self, maps: StateMap) -> StateMap:
         """Return the map of each fragment, (F, B, ...), from those of the rows."""
-        return composed(self._by_row(maps, is_mirrored))[1]
+        return jax.tree.map(lambda x: x[-1], composed(self._by_row(maps, False)))
 
     def entering(self, whole: StateMap, axis_name, *, is_mirrored: bool = False):
         """Return the state before each fragment, (F, B, ...): the exchange.
@@ -127,19 +127,17 @@ class Fragments:
         order = self.order[::-1] if is_mirrored else self.order
         if self.linked is None:
             return entering(whole, order, axis_name)
-        factor = zeros_unless(self.linked, whole.factor)
+        factor, addend = chosen(self.linked, whole.factor), whole.addend
         if is_mirrored:
-            whole = StateMap(factor, zeros_unless(self.linked, whole.addend))
-            return entering(whole, order, axis_name)
-        found = entering(StateMap(factor, whole.addend), order, axis_name)
-        return zeros_unless(self.linked, found)
+            addend = chosen(self.linked, addend)
+        found = entering(StateMap(factor, addend), order, axis_name)
+        return found if is_mirrored else chosen(self.linked, found)
 
     def states(self, maps: StateMap, entering, *, is_mirrored: bool = False):
         """Return the state before each row, and the state behind each fragment."""
         before, behind = states(self._by_row(maps, is_mirrored), entering)
-        return before[:: -1 if is_mirrored else 1].reshape(
-            -1, *before.shape[3:]
-        ), behind[-1]
+        before = before[::-1] if is_mirrored else before
+        return before.reshape(-1, *before.shape[3:]), behind[-1]
 
     def last(self, states, axis_name):
         """Return the state behind the sequence, (B, ...), on all ranks."""

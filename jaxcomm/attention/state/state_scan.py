@@ -19,7 +19,7 @@ from jaxcomm.attention.state.dealt import DealtFragments, checked_most
 from jaxcomm.attention.state.documents import documents_of
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.attention.state.kernel import StateKernel, StateRows
-from jaxcomm.attention.state.maps import StateMap, apply, varying_like
+from jaxcomm.attention.state.maps import StateMap, varying_like
 from jaxcomm.attention.strategies.strategy import keep
 from jaxcomm.primitives.arguments import flag
 from jaxcomm.primitives.call import SCOPE, AxisName, Scope, call_of
@@ -65,27 +65,26 @@ def _scan(call: _Call, rows: StateRows, fragments):
 @promotes_ranks
 def _forward(call: _Call, rows: StateRows, fragments):
     maps, kept = call.kernel.summary(rows)
+    whole = fragments.whole(maps)
     with SCOPE(call.scope):
-        start = fragments.entering(fragments.whole(maps), call.axis_name)
+        start = fragments.entering(whole, call.axis_name)
     before, ends = fragments.states(maps, start)
     out, _ = call.kernel.run(rows, before, kept)
-    out, ends, *saved = keep((out, ends, maps.factor, kept, before))
-    return (out, ends), (rows, fragments, *saved)
+    saved = keep((out, ends, maps.factor, whole.factor, kept, before))
+    return saved[:2], (rows, fragments, *saved[2:])
 
 
 @promotes_ranks
 def _backward(call: _Call, residuals, grads):
-    rows, fragments, factor, kept, before = residuals
+    rows, fragments, factor, whole, kept, before = residuals
     grad_out, grad_ends = grads
     mirror = call.kernel.mirror(rows, kept, grad_out)
     maps = StateMap(factor, mirror).mirrored(mirror)
-    whole = fragments.whole(maps, is_mirrored=True)
     # The gradient of a fragment's own end enters behind it.
-    own = apply(whole.factor, grad_ends) + whole.addend
+    _, own = fragments.states(maps, grad_ends, is_mirrored=True)
+    whole = StateMap(whole, own).mirrored(own)
     with SCOPE(call.scope):
-        start = fragments.entering(
-            whole._replace(addend=own), call.axis_name, is_mirrored=True
-        )
+        start = fragments.entering(whole, call.axis_name, is_mirrored=True)
     behind, _ = fragments.states(maps, grad_ends + start, is_mirrored=True)
     found = call.kernel.backward(rows, kept, before, grad_out, behind)
     return found.replace(begins=None), None
