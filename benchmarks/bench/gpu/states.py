@@ -17,21 +17,31 @@ from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
 # Of one GPU's time, divided by the ranks: up to so many tokens, and beyond.
 _SHORT, _LEAST_OF_SHORT, _LEAST_OF_LONG = 32768, 0.8, 0.9
 _LAYERS = 3
+# In a round: each takes long enough that the host does not matter.
+_CALLS = 3
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
-    """Yields figures for each length: of each kernel, then of a block of layers."""
+    """Yields figures, the most telling first: a run may be cut short.
+
+    Each kernel for one length: programs compile for long. The first kernel for all.
+    """
     jaxcomm.init(timer.mesh, "i")
-    for at, tokens in enumerate(timer.sizes.tokens):
-        # The other kernels for one length.
-        for kernel in (GatedDelta(), *[KimiDelta(), Mamba2()][: 2 * (at == 0)]):
-            yield from _of_kernel(timer, tokens, kernel)
-        yield from _of_block(timer, tokens)
+    first, *others = GatedDelta(), KimiDelta(), Mamba2()
+    *shorter, longest = sorted(timer.sizes.tokens)
+    short = min(timer.sizes.tokens)
+    yield from _shares(timer, longest, first)
+    for kernel in others:
+        yield from _shares(timer, short, kernel)
+    yield from _of_block(timer, short)
+    for tokens in shorter:
+        yield from _shares(timer, tokens, first)
+    yield from _against_heads(timer, short, first)
 
 
-def _of_kernel(timer, tokens, kernel):
+def _shares(timer, tokens, kernel):
+    """Compares a layer with the same kernel on one GPU."""
     layer = _arrays(timer, tokens, kernel, timer.random)
-    calls = sizes.calls_in_a_round(tokens)
     least = _LEAST_OF_SHORT if tokens <= _SHORT else _LEAST_OF_LONG
     parts = 1 if timer.shares_gpu else timer.size
     part = "" if parts == 1 else f", divided by {parts}"
@@ -40,36 +50,46 @@ def _of_kernel(timer, tokens, kernel):
     else:
         alone = ()
     for what, transform in _PASSES:
-        name = f"{kernel.name} {sizes.length(tokens)} in zigzag, {what}"
-        ours = functools.partial(scan, kernel=kernel)
-        ours = thunk(transform(timer.program(ours, SPLIT)), *layer)
         yield timer.compare(
-            name, ours, f"the same kernel on one GPU{part}",
+            f"{kernel.name} {sizes.length(tokens)} in zigzag, {what}",
+            thunk(transform(_split(timer, scan, kernel)), *layer),
+            f"the same kernel on one GPU{part}",
             thunk(transform(_on_one(kernel)), *alone),
-            calls=calls, alone=True, share=1 / parts, least=least,
+            calls=_CALLS, alone=True, share=1 / parts, least=least,
         )  # fmt: skip
-        by_heads = functools.partial(_by_heads, kernel=kernel)
+
+
+def _against_heads(timer, tokens, kernel):
+    """Compares a layer with one that splits heads in place of tokens."""
+    layer = _arrays(timer, tokens, kernel, timer.random)
+    for what, transform in _PASSES:
         yield timer.compare(
-            name, ours, "all-to-all of heads (Ulysses), then the same kernel",
-            thunk(transform(timer.program(by_heads, SPLIT)), *layer), calls=calls,
+            f"{kernel.name} {sizes.length(tokens)} in zigzag, {what}",
+            thunk(transform(_split(timer, scan, kernel)), *layer),
+            "all-to-all of heads (Ulysses), then the same kernel",
+            thunk(transform(_split(timer, _by_heads, kernel)), *layer), calls=_CALLS,
         )  # fmt: skip
 
 
 def _of_block(timer, tokens):
+    """Compares layers and attention in zigzag with the same in contiguous slices."""
     kernel = GatedDelta()
     layer = _arrays(timer, tokens, kernel, timer.random)
-
-    def by(schedule, transform):
-        run = functools.partial(_block, kernel=kernel, schedule=schedule)
-        return thunk(transform(timer.program(run, SPLIT)), *layer)
-
     for what, transform in _PASSES:
+        ours, theirs = (
+            thunk(transform(_split(timer, _block, kernel, schedule=by)), *layer)
+            for by in ("zigzag", "contiguous")
+        )
         yield timer.compare(
             f"{_LAYERS} layers of {kernel.name} and causal attention "
             f"{sizes.length(tokens)} in zigzag, {what}",
-            by("zigzag", transform), "the same in contiguous slices",
-            by("contiguous", transform), calls=sizes.calls_in_a_round(tokens),
+            ours, "the same in contiguous slices", theirs, calls=_CALLS,
         )  # fmt: skip
+
+
+def _split(timer, function, kernel, **options):
+    """Returns a program of the layer over the ranks."""
+    return timer.program(functools.partial(function, kernel=kernel, **options), SPLIT)
 
 
 def scan(query, key, value, gate, *beta, kernel, schedule="zigzag"):
@@ -128,8 +148,12 @@ def _by_heads(*arrays, kernel):
 
 def _block(query, key, value, gate, beta, *, kernel, schedule):
     """Runs layers, and attention of their output, over the axis "i"."""
-    for _ in range(_LAYERS):
-        query = scan(query, key, value, gate, beta, kernel=kernel, schedule=schedule)
+
+    def layer(query, _):
+        found = scan(query, key, value, gate, beta, kernel=kernel, schedule=schedule)
+        return found, None
+
+    query, _ = jax.lax.scan(layer, query, length=_LAYERS)
     heads, key_heads = query.shape[2] // 2, max(1, query.shape[2] // 8)
     size = jax.lax.axis_size("i")
     layout = jaxcomm.Layout(schedule, size, size * query.shape[1])
