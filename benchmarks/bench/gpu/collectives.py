@@ -1,11 +1,8 @@
-"""Ours against XLA's own: latency, bandwidth, dispatch to experts, and small sums."""
+"""Ours against XLA's own: latency, bandwidth, and small sums."""
 
-import functools
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import jaxcomm
 from bench import units
@@ -38,7 +35,6 @@ def rows(timer: Timer) -> Iterator[Figure]:
                 thunk(theirs, x), least=1.0,
             )  # fmt: skip
         del x
-    yield _dispatch(timer)
 
     x = timer.random((timer.size, 64))
     theirs = sums.chain(timer, jax.lax)
@@ -58,35 +54,3 @@ def rows(timer: Timer) -> Iterator[Figure]:
             f"chain of {sums.LENGTH}{text}", thunk(ours, x), "jax.lax",
             thunk(theirs, x), calls=10, least=least,
         )  # fmt: skip
-
-
-def _dispatch(timer):
-    """Send 8,192 tokens of each rank, of 4,096 numbers, to two experts each."""
-    size, experts = timer.size, 8
-    width = min(4096, timer.sizes.sent // 64)
-    rows = timer.sizes.sent // (2 * width)
-    even = [1 / (size * experts)] * (size * experts)
-    sent = np.random.default_rng(0).multinomial(rows, even, size)
-    received = sent.reshape(size, size, experts).transpose(1, 0, 2).reshape(size, -1)
-    places = (np.cumsum(received, 1) - received).reshape(size, size, experts)
-    numbers = np.cumsum(sent, 1) - sent, sent, places.transpose(1, 0, 2), received
-    x = timer.random((size * rows, width), "bfloat16")
-    out = jnp.zeros_like(x, shape=(size * int(received.sum(1).max()), width))
-    out = jax.device_put(out, x.sharding)
-    operands = x, out, *(timer.spread(a.astype(np.int32).ravel()) for a in numbers)
-    # XLA has no such operation on CPU devices.
-    is_gpu = timer.mesh.devices.flat[0].platform == "gpu"
-    ours = functools.partial(jaxcomm.ragged_all_to_all, axis_name="i")
-    theirs = (
-        functools.partial(jax.lax.ragged_all_to_all, axis_name="i")
-        if is_gpu
-        else functools.partial(ours, backend="xla")
-    )
-    spec = (jax.P("i"),) * len(operands)
-    return timer.compare(
-        f"ragged_all_to_all of {rows} rows",
-        thunk(timer.program(ours, spec), *operands),
-        "jax.lax" if is_gpu else "gathered by XLA",
-        thunk(timer.program(theirs, spec), *operands),
-        least=1.0,
-    )

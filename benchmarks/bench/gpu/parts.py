@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from bench.gpu import (
     attention,
     collectives,
+    dispatch,
     lanes,
     masks,
     memory,
@@ -21,6 +22,7 @@ from bench.gpu.timer import Timer
 PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "memory": memory.rows,
     "collectives": collectives.rows,
+    "dispatch": dispatch.rows,
     "overlap": overlap.rows,
     "lanes": lanes.rows,
     "symmetric": symmetric.rows,
