@@ -102,7 +102,7 @@ def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: by
     Joins the ranks that know the id; devices are (global id, ordinal, rank).
     """
 
-def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, device_sizes: bool, on_failure: str, check: bool) -> None:
+def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, device_sizes: bool, arena_bytes: int, on_failure: str, check: bool) -> None:
     """Splits a communicator off a world, under a key."""
 
 class SymmetricMemory:
@@ -141,6 +141,9 @@ def symmetric_memory(ordinals: Sequence[int], bytes: int) -> SymmetricMemory:
 
 def symmetric_block(memory: SymmetricMemory, ordinal: int, dlpack_device: tuple[int, int], offset: int, shape: Sequence[int], dtype_code: int, dtype_bits: int) -> object:
     """One device's part of a block, for DLPack."""
+
+def arena_bytes() -> int:
+    """Device memory that other ranks map, on the devices of this process."""
 
 def refuse_if_stopped() -> None:
     """Raises if the GPUs of this process were stopped."""

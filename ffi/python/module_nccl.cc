@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/backends/nccl/engines/device_arena.h"
 #include "ffi/backends/nccl/engines/symmetric_memory.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/world.h"
@@ -116,8 +117,8 @@ void CreateNccl(const HeldWorld& world, int64_t key, std::string axes, std::stri
                 std::vector<std::vector<int64_t>> groups,
                 std::vector<std::vector<int>> processes,
                 std::map<std::string, int> numbers, std::string name, bool copy_engines,
-                bool one_shot, bool device_sizes, const std::string& on_failure,
-                bool check) {
+                bool one_shot, bool device_sizes, uint64_t arena_bytes,
+                const std::string& on_failure, bool check) {
   CommunicatorSpec spec =
       SpecOf(key, std::move(axes), std::move(lane), "nccl", std::move(platform),
              timeout_seconds, std::move(groups));
@@ -129,6 +130,7 @@ void CreateNccl(const HeldWorld& world, int64_t key, std::string axes, std::stri
                ParseOnFailure(on_failure),
                check};
   how.engines.device_sizes = device_sizes;
+  how.engines.arena_bytes = arena_bytes;
   WithoutGil([&]() -> Status {
     ASSIGN_OR_RETURN(std::shared_ptr<Communicator> made,
                      MakeNcclCommunicator(std::move(spec), std::move(how)));
@@ -178,6 +180,7 @@ void AddNcclStats(const Communicator& communicator, nb::dict& stats) {
   stats["device_sized_calls"] = found.device_sized_calls;
   stats["is_suspended"] = found.is_suspended;
   stats["one_shot"] = found.one_shot;
+  stats["copies"] = found.copies;
   stats["device_sizes"] = found.device_sizes;
 }
 
@@ -217,9 +220,12 @@ void BindNccl(nb::module_& m) {
         nb::arg("lane"), nb::arg("platform"), nb::arg("timeout_seconds"),
         nb::arg("groups"), nb::arg("processes"), nb::arg("numbers"), nb::arg("name"),
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("device_sizes"),
-        nb::arg("on_failure"), nb::arg("check"),
+        nb::arg("arena_bytes"), nb::arg("on_failure"), nb::arg("check"),
         "Splits a communicator off a world, under a key.");
   BindSymmetricMemory(m);
+  m.def("arena_bytes", &DeviceArena::TotalBytes,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Device memory that other ranks map, on the devices of this process.");
   m.def(
       "refuse_if_stopped",
       [] {

@@ -98,6 +98,7 @@ class Communicator:
           * ``device_sized_calls``: of ``ragged_all_to_all``, whose sizes no host read;
           * ``one_shot``: whether the ``nccl`` backend has that kernel here, ``"yes"``
             or ``"no: "`` and why;
+          * ``copies``: likewise whether copy engines move what only moves;
           * ``device_sizes``: likewise whether its GPUs read the sizes of
             ``ragged_all_to_all``;
           * ``is_suspended``: whether :meth:`suspend` gave its device memory back.
@@ -112,7 +113,8 @@ class Communicator:
             "calls": {}, "bytes": 0, "host_bytes": 0, "device_bytes": 0, "in_flight": 0,
             "waited_for": {},
             "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
-            "device_sized_calls": 0, "one_shot": "", "device_sizes": "",
+            "device_sized_calls": 0, "one_shot": "", "copies": "",
+            "device_sizes": "",
             "is_suspended": False, **found,
         }  # fmt: skip
 

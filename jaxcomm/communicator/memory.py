@@ -17,6 +17,9 @@ class MemoryRow:
         while it was created, which excludes buffers for peers connected later.
       parent_bytes: of the mesh's communicator that it was split off, on the same
         devices. Shared: the same bytes are reported for every child.
+      arena_bytes: of the memory that other ranks reach, on the devices of this process.
+        ``device_bytes`` counts what this communicator has of it. Shared: reported for
+        every child. ``CommPolicy(arena_bytes=)`` bounds it.
       host_bytes: of ordinary memory.
       shared_bytes: of shared memory.
       pinned_bytes: of the page-locked memory in which NCCL queues work, for each rank
@@ -35,6 +38,7 @@ class MemoryRow:
     communicator: Communicator
     device_bytes: int = 0
     parent_bytes: int = 0
+    arena_bytes: int = 0
     host_bytes: int = 0
     shared_bytes: int = 0
     pinned_bytes: int = 0

@@ -14,6 +14,7 @@ _INTEGERS = {
     "cga_cluster_size": (0, 8, True),
     "traffic_class": (0, _MOST, True),
     "max_p2p_peers": (1, _MOST, True),
+    "arena_bytes": (0, 2**63 - 1, False),
 }
 _CHOICES = {
     "share": ((bool, type(None)), "True, False or None"),
@@ -89,6 +90,12 @@ class CommPolicy:
         of its group every bit of the result is set, and the communicator fails as
         ``on_failure`` says. If hosts read the sizes, the call raises, and the
         communicator stays.
+      arena_bytes: the most memory of each GPU that other ranks may reach, 512 MiB
+        unless set. Copies between processes, ``one_shot`` and ``device_sizes`` take
+        theirs of it when a communicator is made. One that finds no room leaves these
+        calls to NCCL, as 0 does, and :meth:`Communicator.stats` says why. All
+        communicators of the process share it. Their parts are used again once they are
+        closed, and the memory is freed with the last of them.
       symmetric: False keeps a :class:`jaxcomm.SymmetricPool` from being registered with
         these communicators.
       on_failure: what happens when an operation fails while a GPU is at it: a process
@@ -147,6 +154,7 @@ class CommPolicy:
     copy_engines: bool | None = None
     one_shot: bool | None = None
     device_sizes: bool = False
+    arena_bytes: int = 512 << 20
     symmetric: bool = True
     on_failure: str | None = None
 

@@ -90,16 +90,30 @@ TEST(what_moves_bytes_is_copied_as_nccl_would) {
   CHECK_EQ(CopiedCalls(*communicator), 3);
 }
 
+// The second group also where its devices do not reach each other: NCCL serves it.
 TEST(groups_meet_by_themselves) {
-  Options options;
+  Options options, apart;
   options.size = 4;
   options.copies = true;
   options.groups = {{100, 103}, {102, 101}};
-  auto communicator = Make(options);
-  const auto site = Swap();
-  const Parts parts = EnqueueAll(*communicator, 4, site.get());
-  for (int rank = 0; rank < 4; ++rank) {
-    CHECK_TRUE(Holds(*parts[rank], 0, *parts[3 - rank], 0, kMany));
+  apart = options;
+  apart.library.cuda.DeviceCanAccessPeer = [](int* can, cuda::Device from,
+                                              cuda::Device) {
+    *can = from == 0 || from == 3;
+    return cuda::kSuccess;
+  };
+  for (const Options& each : {options, apart}) {
+    auto communicator = Make(each);
+    TheFake().clear_trace();
+    const auto site = Swap();
+    const Parts parts = EnqueueAll(*communicator, 4, site.get());
+    for (int rank = 0; rank < 4; ++rank) {
+      CHECK_TRUE(Holds(*parts[rank], 0, *parts[3 - rank], 0, kMany));
+    }
+    const bool all_copy = NcclStatsOf(*communicator).copies == "yes";
+    CHECK_EQ(CopiedCalls(*communicator), 1);
+    CHECK_EQ(Count("cuMemcpyDtoDAsync_v2"), all_copy ? 4 : 2);
+    CHECK_EQ(Count("ncclSend"), all_copy ? 0 : 2);
   }
 }
 

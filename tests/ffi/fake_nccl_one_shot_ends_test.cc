@@ -199,6 +199,9 @@ struct Pair {
     return {{0, 0, 2, 0, first.context}, {0, 1, 2, 1, second.context}};
   }
   std::vector<cuda::Stream> streams() const { return {first.stream, second.stream}; }
+  std::unique_ptr<PeerMemory> inboxes() const {
+    return std::make_unique<PeerMemory>(Library(), members(), streams(), 64 << 20);
+  }
   void Synchronize() const {
     first.Synchronize();
     second.Synchronize();
@@ -224,7 +227,7 @@ TEST_ALONE(all_memory_is_given_back, EXIT_SUCCESS) {
         "cuModuleGetFunction"}) {
     const Pair pair;
     TheFake().fail(function.c_str(), 0, 2);
-    auto result = OneShot::Create(Library(), pair.members(), pair.streams());
+    auto result = OneShot::Create(pair.inboxes());
     if (function == "cuMemAllocHost_v2") {
       CHECK_TRUE(result.status().errc() == ErrorCode::kResourceExhausted);
       continue;
@@ -272,8 +275,7 @@ Status Launch(OneShot& one_shot, size_t rank, cuda::Stream stream, int32_t* oper
 TEST(leaving_waits_for_a_sum_that_is_yet_to_run) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;
-  const auto one_shot =
-      Must(OneShot::Create(Library(), pair.members(), pair.streams()));
+  const auto one_shot = Must(OneShot::Create(pair.inboxes()));
   pair.Synchronize();
   Gate gate;
   gate.Hold(pair.first.stream);
@@ -295,8 +297,7 @@ TEST(leaving_waits_for_a_sum_that_is_yet_to_run) {
 TEST(flags_are_not_used_again) {
   setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
   const Pair pair;
-  const auto one_shot = Must(OneShot::Create(Library(), pair.members(), pair.streams(),
-                                             /*flag=*/0xfffffff8));
+  const auto one_shot = Must(OneShot::Create(pair.inboxes(), /*flag=*/0xfffffff8));
   pair.Synchronize();
   int sums = 0;
   int32_t operand = 1, result[2] = {};

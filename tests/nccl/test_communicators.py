@@ -137,7 +137,7 @@ SETTINGS = {
 # These are no settings of NCCL's, or tested below.
 OTHERS = {
     "share", "lanes", "command_buffers", "copy_engines", "one_shot", "symmetric",
-    "device_sizes", "on_failure", "blocking",
+    "device_sizes", "arena_bytes", "on_failure", "blocking",
 }  # fmt: skip
 
 

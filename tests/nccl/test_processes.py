@@ -12,6 +12,7 @@ from stand_in import StandIn
 from team import starting
 
 import jaxcomm
+from jaxcomm._built import _ffi
 from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.multiprocess
@@ -83,6 +84,46 @@ def copies(here):
 
 def test_what_only_moves_is_copied_between_processes(team):
     assert team.call(copies) == [[[2, 4, 14], True]] * 2
+
+
+def many_communicators(here):
+    """Made and closed beside one that stays, then with no room for them."""
+    mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
+    x = here.values("float32", (4, 1 << 20), 0)
+
+    def shift(lane):
+        moved = here.run(mesh, lambda x: jaxcomm.ring_shift(x, "i", lane=lane), x)
+        here.identical(mesh, moved, np.roll(x, 1, 0))
+        (member,) = (each for each in jaxcomm.communicators() if each.lane == lane)
+        return member, member.stats()
+
+    jaxcomm.init(mesh)
+    held, own = [], []
+    for lane in map(str, range(20)):
+        jaxcomm.init(mesh, lanes=lane)
+        member, stats = shift(lane)
+        assert stats["copied_calls"] == 1
+        row = jaxcomm.memory_report()[-1]
+        held.append(row.arena_bytes)
+        own.append(row.device_bytes)
+        member.close()
+    jaxcomm.finalize()
+    waiting.until(lambda: _ffi.arena_bytes() == 0, "the arena to be given back")
+    jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(arena_bytes=0))
+    _, stats = shift("default")
+    jaxcomm.finalize()
+    return held, own, [stats[name] for name in ("copied_calls", "copies", "one_shot")]
+
+
+def test_the_arena_is_bounded_flat_and_given_back(team):
+    full = "no: memory for peers has 0 MiB on this GPU, and "
+    for held, own, (copied, *why) in team.call(many_communicators):
+        # Of two communicators, on two devices each: 32 MiB for copies, 2 for sums.
+        assert {*held} == {held[0]}
+        assert 4 * (34 << 20) <= held[0] <= 4 * (40 << 20)
+        assert all(each >= 2 * (34 << 20) for each in own)
+        assert copied == 0
+        assert all(each.startswith(full) for each in why), why
 
 
 def ragged_slices(here):
@@ -271,6 +312,37 @@ answer = values(shift(y)), jaxcomm.communicators()[0].stats()["copied_calls"]
     for name in ("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuStreamBatchMemOp_v2"):
         fail(processes[1], name, 1)
         assert processes.ask(shift) == [[[1.0], 0], [[0.0], 0]]
+
+
+def test_a_process_dies_between_its_flag_and_the_copy(start):
+    """What another pulls from it is right, or no number; then all memory goes back."""
+    processes = start(2, JAX_ENABLE_RECOVERABILITY="1")
+    ring = """
+from jaxcomm._built import _ffi
+mesh = mesh_of()
+jaxcomm.init(mesh, policy=jaxcomm.CommPolicy(on_failure="poison"))
+shift = jitted(lambda x: jaxcomm.ring_shift(x, "i"), mesh)
+y = spread(mesh, 1 << 20)
+answer = values(shift(y)), jaxcomm.communicators()[0].stats()["copied_calls"]
+"""
+    assert processes.ask(ring) == [[[1.0], 1], [[0.0], 1]]
+    processes[1].ask(
+        f"{STAND_IN}; stand_in.clear()\nbegin(lambda: values(shift(y)))\n"
+        "stand_in.until_called('cuStreamBatchMemOp_v2', 1)"
+    )
+    processes[1].popen.kill()
+    outcome = processes[0].ask("answer = attempt(lambda: values(shift(y)))")
+    assert "error" in outcome or outcome["value"][0] in (
+        1.0,
+        pytest.approx(np.nan, nan_ok=True),
+    )
+    shrunk = """
+attempt(lambda: values(jaxcomm.check(shift(y))))
+mesh = jaxcomm.shrink(mesh, "i")
+waiting.until(lambda: _ffi.arena_bytes() == 0)
+answer = mesh.size, values(y)
+"""
+    assert processes[0].ask(shrunk) == [1, [0.0]]
 
 
 def test_a_creation_that_fails_on_one_process_ends_on_all(processes):

@@ -175,6 +175,7 @@ NcclStats NcclCommunicator::nccl_stats() const {
           counts.of(Kind::kDeviceSized),
           is_suspended(),
           engines_.one_shot_text(),
+          engines_.copies_text(),
           engines_.device_sizes_text()};
 }
 

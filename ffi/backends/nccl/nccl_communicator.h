@@ -43,6 +43,8 @@ struct NcclStats {
   bool is_suspended = false;
   // Whether that kernel does small sums, "yes" or "no: " and why.
   std::string one_shot;
+  // Likewise whether copy engines move what only moves.
+  std::string copies;
   // Likewise whether GPUs read the sizes of ragged_all_to_all themselves.
   std::string device_sizes;
 };

@@ -22,6 +22,8 @@ class CopyEngine final : public Engine {
         patience_seconds_(std::min(patience_seconds, parts.spec.timeout_seconds)),
         nccl_(nccl) {}
 
+  bool takes_part(size_t place) const { return copies_->takes_part(place); }
+
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
   Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,

@@ -1,6 +1,7 @@
 #include "ffi/backends/nccl/engines/data_dependent.h"
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace jaxcomm {
@@ -34,14 +35,16 @@ Status CheckSize(const CallSite& site, const RankFacts& rank) {
 }  // namespace
 
 ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(
-    NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy) {
+    NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy,
+    std::unique_ptr<PeerMemory> arenas) {
   ASSIGN_OR_RETURN(std::unique_ptr<Exchange> numbers,
                    Exchange::Create(parts, kMostBytes));
   std::unique_ptr<DataDependent> made(
       new DataDependent(parts, nccl, std::move(numbers)));
   if (policy.device_sizes) {
     ASSIGN_OR_RETURN(made->device_sized_,
-                     DeviceSized::Create(parts, *made->numbers_, policy.window_bytes));
+                     DeviceSized::Create(parts, *made->numbers_, policy.window_bytes,
+                                         std::move(arenas)));
     parts.health.Add(*made->device_sized_);
   }
   return made;

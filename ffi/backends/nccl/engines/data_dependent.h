@@ -24,9 +24,10 @@ class DataDependent {
   // with 32-bit numbers.
   static constexpr size_t kMostBytes = RaggedRefusal::kMostBytes;
 
-  static ErrorOr<std::unique_ptr<DataDependent>> Create(NcclParts& parts,
-                                                        NcclEngine& nccl,
-                                                        const EnginePolicy& policy);
+  // `arenas`: for GPUs that read sizes.
+  static ErrorOr<std::unique_ptr<DataDependent>> Create(
+      NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy,
+      std::unique_ptr<PeerMemory> arenas);
   // Connects what needs the other processes: every process calls it.
   Status Connect() {
     return device_sized_ == nullptr ? OkStatus() : device_sized_->Share();

@@ -81,20 +81,23 @@ std::string ReasonOf(const RaggedRefusal& refusal, int size) {
 
 }  // namespace
 
-ErrorOr<std::unique_ptr<DeviceSized>> DeviceSized::Create(NcclParts& parts,
-                                                          Exchange& numbers,
-                                                          uint64_t window_bytes) {
-  std::unique_ptr<DeviceSized> made(new DeviceSized(parts, numbers, window_bytes));
-  ASSIGN_OR_RETURN(made->arenas_,
-                   PeerMemory::Create(parts, 2 * window_bytes + kWordBytes,
-                                      /*zeroed=*/kWordBytes));
+ErrorOr<std::unique_ptr<DeviceSized>> DeviceSized::Create(
+    NcclParts& parts, Exchange& numbers, uint64_t window_bytes,
+    std::unique_ptr<PeerMemory> arenas) {
+  std::unique_ptr<DeviceSized> made(
+      new DeviceSized(parts, numbers, window_bytes, std::move(arenas)));
   for (const auto& rank : parts.ranks) {
     if (rank->facts.size < 2) continue;
     // Not an error: the other processes would wait for this one. They learn of it.
     if (Status able = made->Prepare(*rank); able.failure()) {
       made->arenas_->SetUnable(rank->facts.place, able);
+      continue;
     }
+    RETURN_IF_ERROR(made->arenas_->Take(rank->facts.place,
+                                        2 * window_bytes + kWordBytes,
+                                        /*zeroed=*/kWordBytes));
   }
+  made->arenas_->ShareHere();
   return made;
 }
 
@@ -137,10 +140,7 @@ void DeviceSized::Leave() {
         is_busy || (member.stream != nullptr &&
                     parts_.library.cuda.EventQuery(member.last) == cuda::kNotReady);
   }
-  // Once all calls of a rank have come to their ends, the others have stored what they
-  // had for it.
-  if (is_busy || parts_.health.state() == Health::State::kFailed) arenas_->KeepOwn();
-  if (!is_busy) arenas_->Unmap();
+  arenas_->Leave(is_busy, parts_.health.state() == Health::State::kFailed);
 }
 
 bool DeviceSized::Takes(const CallSite& site, const RankFacts& rank) {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
@@ -29,13 +30,13 @@ class DeviceSized final : public Engine {
  public:
   // `numbers`: where those of all ranks are gathered. `window_bytes`: a half of an
   // arena, a multiple of 16. Larger results take a barrier for each.
-  static ErrorOr<std::unique_ptr<DeviceSized>> Create(NcclParts& parts,
-                                                      Exchange& numbers,
-                                                      uint64_t window_bytes);
+  static ErrorOr<std::unique_ptr<DeviceSized>> Create(
+      NcclParts& parts, Exchange& numbers, uint64_t window_bytes,
+      std::unique_ptr<PeerMemory> arenas);
   ~DeviceSized() override;
 
   // Shows the ranks of a group each other's arenas; every process calls it.
-  Status Share() { return arenas_->Share(); }
+  Status Share() { return arenas_->Share(parts_); }
   // Whether it does the calls of a site: the same on all ranks of a group. Here and at
   // Enqueue(), one thread at a time for each rank.
   bool Takes(const CallSite& site, const RankFacts& rank);
@@ -70,10 +71,12 @@ class DeviceSized final : public Engine {
     cuda::Stream stream = nullptr;
   };
 
-  DeviceSized(NcclParts& parts, Exchange& numbers, uint64_t window_bytes)
+  DeviceSized(NcclParts& parts, Exchange& numbers, uint64_t window_bytes,
+              std::unique_ptr<PeerMemory> arenas)
       : parts_(parts),
         numbers_(numbers),
         window_bytes_(window_bytes),
+        arenas_(std::move(arenas)),
         members_(parts.ranks.size()) {}
 
   Status Prepare(const LocalRank& rank);
@@ -94,7 +97,7 @@ class DeviceSized final : public Engine {
   NcclParts& parts_;
   Exchange& numbers_;
   const uint64_t window_bytes_;
-  std::unique_ptr<PeerMemory> arenas_;
+  const std::unique_ptr<PeerMemory> arenas_;
   std::vector<Member> members_;  // by place
   bool has_left_ = false;
 };

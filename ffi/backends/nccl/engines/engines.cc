@@ -20,10 +20,15 @@ Status Engines::Make(FlightRecorder& recorder) {
     facts.push_back(rank->facts);
     streams.push_back(rank->split_phase.stream());
   }
-  ASSIGN_OR_RETURN(data_dependent_, DataDependent::Create(parts_, nccl_, policy_));
+  const auto memory = [&] {
+    return std::make_unique<PeerMemory>(parts_.library, facts, streams,
+                                        policy_.arena_bytes);
+  };
+  ASSIGN_OR_RETURN(data_dependent_,
+                   DataDependent::Create(parts_, nccl_, policy_, memory()));
   const bool is_of_process = parts_.spec.num_ranks() == parts_.ranks.size();
   if (policy_.copy_engines && !is_of_process) {
-    ASSIGN_OR_RETURN(mapped_, MappedCopies::Create(parts_));
+    ASSIGN_OR_RETURN(mapped_, MappedCopies::Create(parts_, memory()));
     parts_.health.Add(*mapped_);
   }
   if (policy_.copy_engines && is_of_process) {
@@ -39,8 +44,7 @@ Status Engines::Make(FlightRecorder& recorder) {
     }
   }
   if (policy_.one_shot) {
-    ASSIGN_OR_RETURN(std::unique_ptr<OneShot> sums,
-                     OneShot::Create(parts_.library, facts, streams));
+    ASSIGN_OR_RETURN(std::unique_ptr<OneShot> sums, OneShot::Create(memory()));
     one_shot_ = std::make_unique<OneShotEngine>(parts_, std::move(sums));
     parts_.health.Add(*one_shot_);
   }
@@ -50,7 +54,7 @@ Status Engines::Make(FlightRecorder& recorder) {
 Status Engines::Connect() {
   RETURN_IF_ERROR(data_dependent_->Connect());
   if (mapped_ != nullptr) RETURN_IF_ERROR(mapped_->Share());
-  return one_shot_ == nullptr ? OkStatus() : one_shot_->ShareInboxes();
+  return one_shot_ == nullptr ? OkStatus() : one_shot_->sums().Share(parts_);
 }
 
 void Engines::Leave() {
@@ -61,7 +65,7 @@ void Engines::Leave() {
 
 EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   EngineTopology topology;
-  topology.can_copy = copy_ != nullptr;
+  topology.can_copy = CanCopy(place);
   topology.can_map = CanMap(place);
   if (one_shot_ != nullptr) {
     topology.can_add = one_shot_->sums().takes_part(place);
@@ -72,10 +76,10 @@ EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
 
 ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
                                        bool is_start) {
+  const bool can_copy = CanCopy(rank.facts.place);
   const bool can_map = CanMap(rank.facts.place);
-  const auto recipe =
-      recipes_.Find(*call.site, rank.facts,
-                    {copy_ != nullptr, can_map ? MappedCopies::kSlotBytes : 0});
+  const auto recipe = recipes_.Find(*call.site, rank.facts,
+                                    {can_copy, can_map ? MappedCopies::kSlotBytes : 0});
   if (recipe.has_error()) {
     rank.queue.Refuse(call);
     return recipe.error();
@@ -83,7 +87,7 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
   CallFacts facts = (*recipe)->facts;
   facts.may_be_captured = call.may_be_captured;
   facts.is_start = is_start;
-  facts.is_symmetric = (copy_ != nullptr || can_map) && nccl_.IsSymmetric(call, rank);
+  facts.is_symmetric = (can_copy || can_map) && nccl_.IsSymmetric(call, rank);
   Engine* const engines[] = {&nccl_, copy_.get(), mapped_.get(), one_shot_.get()};
   return Chosen{*recipe, engines[static_cast<int>(ChooseFor(facts, rank.facts.place))]};
 }
@@ -123,6 +127,18 @@ Status Engines::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
 std::string Engines::one_shot_text() const {
   if (one_shot_ == nullptr) return "no: not asked for";
   const std::string& reason = one_shot_->sums().reason();
+  return reason.empty() ? "yes" : StrCat("no: ", reason);
+}
+
+std::string Engines::copies_text() const {
+  if (!policy_.copy_engines) return "no: not asked for";
+  std::string reason = mapped_ == nullptr ? "" : mapped_->reason();
+  for (const auto& rank : parts_.ranks) {
+    const bool is_served = rank->facts.size < 2 || CanCopy(rank->facts.place);
+    if (mapped_ == nullptr && !is_served) {
+      reason = "a device cannot reach the memory of another";
+    }
+  }
   return reason.empty() ? "yes" : StrCat("no: ", reason);
 }
 

@@ -43,6 +43,8 @@ class Engines {
 
   // Whether our kernel does small sums: "yes" or "no: " and why.
   std::string one_shot_text() const;
+  // Likewise, whether copy engines move what only moves, in all groups.
+  std::string copies_text() const;
   // Likewise, whether GPUs read the sizes of ragged_all_to_all.
   std::string device_sizes_text() const { return data_dependent_->device_sizes_text(); }
   int64_t device_bytes() const;
@@ -59,6 +61,9 @@ class Engines {
 
   ErrorOr<Chosen> Find(const Call& call, LocalRank& rank, bool is_start);
   EngineKind ChooseFor(const CallFacts& facts, size_t place) const;
+  bool CanCopy(size_t place) const {
+    return copy_ != nullptr && copy_->takes_part(place);
+  }
   bool CanMap(size_t place) const {
     return mapped_ != nullptr && mapped_->takes_part(place);
   }

@@ -39,25 +39,28 @@ cuda::Pointer PointerOf(const void* address) {
 
 }  // namespace
 
-ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(NcclParts& parts) {
-  std::unique_ptr<MappedCopies> made(new MappedCopies(parts));
-  ASSIGN_OR_RETURN(made->memory_, PeerMemory::Create(parts, kStagedBytes + kWordBytes,
-                                                     /*zeroed=*/kWordBytes));
+ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(
+    NcclParts& parts, std::unique_ptr<PeerMemory> memory) {
+  std::unique_ptr<MappedCopies> made(new MappedCopies(parts, std::move(memory)));
   for (const auto& rank : parts.ranks) {
     if (rank->facts.size < 2) continue;
     CurrentContext current(parts.library.cuda, rank->facts.context);
     Member& member = made->members_[rank->facts.place];
+    PeerMemory& shared = *made->memory_;
     RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.StreamCreateWithPriority,
                                       &member.apart, cuda::kStreamNonBlocking,
                                       cuda::kHighestPriority));
-    // A device without words of 64 bits refuses the first.
-    const cuda::Pointer own = made->memory_->own(rank->facts.place);
-    Operations words = {{MemOp::kWrite, StagedBy(own, 0, 0), 0}};
+    RETURN_IF_ERROR(shared.Take(rank->facts.place, kStagedBytes + kWordBytes,
+                                /*zeroed=*/kWordBytes));
+    const cuda::Pointer own = shared.own(rank->facts.place);
     if (own == 0) continue;
+    // A device without words of 64 bits refuses the first.
+    Operations words = {{MemOp::kWrite, StagedBy(own, 0, 0), 0}};
     if (Status able = made->Flush(words, member.apart); able.failure()) {
-      made->memory_->SetUnable(rank->facts.place, able);
+      shared.SetUnable(rank->facts.place, able);
     }
   }
+  made->memory_->ShareHere();
   return made;
 }
 
@@ -72,8 +75,6 @@ MappedCopies::~MappedCopies() {
     if (member.apart != nullptr) parts_.library.cuda.StreamDestroy(member.apart);
   }
 }
-
-Status MappedCopies::Share() { return memory_->Share(); }
 
 Status MappedCopies::Copy(cuda::Pointer to, cuda::Pointer from, size_t bytes,
                           cuda::Stream stream) {
@@ -217,24 +218,6 @@ void MappedCopies::Abort(LocalRank& rank) {
   }
 }
 
-bool MappedCopies::IsUnusedSoon(const RankFacts& rank) {
-  const cuda::Api& cuda = parts_.library.cuda;
-  Member& member = members_[rank.place];
-  const cuda::Pointer own = memory_->own(rank.place);
-  Operations waits;
-  for (size_t slot = 0; slot < kSlots; ++slot) {
-    for (int target : member.used[slot].targets) {
-      waits.push_back(
-          {MemOp::kWait, PulledBy(own, target, slot), member.used[slot].chunk});
-    }
-  }
-  CurrentContext current(cuda, rank.context);
-  if (Flush(waits, member.apart).failure()) return true;  // nothing runs there now
-  return Wait({kGraceSeconds}, "the end of pulls",
-              [&] { return cuda.StreamQuery(member.apart) != cuda::kNotReady; })
-      .success();
-}
-
 void MappedCopies::Leave() {
   if (has_left_) return;
   has_left_ = true;
@@ -242,16 +225,11 @@ void MappedCopies::Leave() {
     MutexLock lock(releasing_);
     if (releaser_.joinable()) releaser_.join();
   }
-  bool is_busy = false;
-  for (const auto& rank : parts_.ranks) {
-    if (!takes_part(rank->facts.place)) continue;
-    is_busy = is_busy || IsBusy(rank->facts);
-    // A process that has ended pulls nothing more, and says nothing of it.
-    const bool failed = parts_.health.state() == Health::State::kFailed;
-    if (failed || !IsUnusedSoon(rank->facts)) memory_->KeepOwn();
-  }
-  // What a stream still reads stays mapped.
-  if (!is_busy) memory_->Unmap();
+  const bool is_busy =
+      std::any_of(parts_.ranks.begin(), parts_.ranks.end(), [this](const auto& rank) {
+        return takes_part(rank->facts.place) && IsBusy(rank->facts);
+      });
+  memory_->Leave(is_busy, parts_.health.state() == Health::State::kFailed);
 }
 
 }  // namespace jaxcomm

@@ -34,11 +34,12 @@ class MappedCopies final : public Engine {
   static constexpr size_t kSlots = 2;
   static constexpr size_t kSlotBytes = size_t{16} << 20;
 
-  static ErrorOr<std::unique_ptr<MappedCopies>> Create(NcclParts& parts);
+  static ErrorOr<std::unique_ptr<MappedCopies>> Create(
+      NcclParts& parts, std::unique_ptr<PeerMemory> memory);
   ~MappedCopies() override;
 
   // Shows the ranks of a group each other's memory; every process calls it.
-  Status Share();
+  Status Share() { return memory_->Share(parts_); }
   // Whether all ranks of the group of a rank here can.
   bool takes_part(size_t place) const { return memory_->is_shared(place); }
   // Why some group does not; empty if all do that have more than one rank.
@@ -50,8 +51,7 @@ class MappedCopies final : public Engine {
   // Lets the streams of the ranks here go on, from now on.
   void Abort(LocalRank& rank) override;
 
-  // Waits until no other rank pulls from the memory here, and unmaps theirs: before
-  // they free it, if they do so at about the same time.
+  // Leaves the others' memory.
   void Leave();
 
  private:
@@ -71,8 +71,8 @@ class MappedCopies final : public Engine {
     std::vector<std::pair<cuda::Stream, cuda::Event>> last;
   };
 
-  explicit MappedCopies(NcclParts& parts)
-      : parts_(parts), members_(parts.ranks.size()) {}
+  MappedCopies(NcclParts& parts, std::unique_ptr<PeerMemory> memory)
+      : parts_(parts), memory_(std::move(memory)), members_(parts.ranks.size()) {}
 
   Status Launch(const MappedPlan& plan, const Call& call, const RankFacts& rank,
                 cuda::Stream stream);
@@ -81,8 +81,6 @@ class MappedCopies final : public Engine {
   Status Copy(cuda::Pointer to, cuda::Pointer from, size_t bytes, cuda::Stream stream);
   // Gives a stream the operations collected, if there are some.
   Status Flush(Operations& operations, cuda::Stream stream);
-  // Whether nobody pulls from the rank's memory any more, in some seconds.
-  bool IsUnusedSoon(const RankFacts& rank);
   // Tells the rank's stream that all ranks have come. Returns whether it can.
   bool Release(const RankFacts& rank);
   // The same of all ranks here, until no stream has copies any more.
@@ -92,7 +90,7 @@ class MappedCopies final : public Engine {
   bool IsBusy(const RankFacts& rank) const;
 
   NcclParts& parts_;
-  std::unique_ptr<PeerMemory> memory_;
+  const std::unique_ptr<PeerMemory> memory_;
   std::vector<Member> members_;  // by place
   bool has_left_ = false;
   Mutex releasing_;

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
-#include "ffi/backends/nccl/engines/peer_memory.h"
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
@@ -54,15 +52,11 @@ std::optional<OneShotSum> SumOf(const Step& step, int size) {
 }
 
 struct OneShot::Shared {
-  static constexpr int kInfos = 1 + OneShotArguments::kMostRanks;
-
-  struct Member {
-    alignas(64) OneShotProgress progress;
-    PeerInfo infos[kInfos];  // its own, then the received ones
-  };
-
   uint32_t stop = 0;
-  Member members[];
+  // A line for each: devices write to it.
+  struct alignas(64) Member {
+    OneShotProgress progress;
+  } members[];
 };
 
 Status OneShot::LoadKernels(RankState& state) {
@@ -70,51 +64,28 @@ Status OneShot::LoadKernels(RankState& state) {
   for (int word = 0; word < kNumOneShotWords; ++word) {
     ASSIGN_OR_RETURN(state.sums[word], kernels->Find(kSumKernels[word]));
   }
+  RETURN_IF_ERROR(
+      library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming));
   state.kernels = std::move(kernels);
   return OkStatus();
 }
 
-void OneShot::CannotTakePart(std::string reason) {
-  if (reason_.empty()) reason_ = std::move(reason);
-}
-
-ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(
-    const NcclLibrary& library, const std::vector<RankFacts>& members,
-    const std::vector<cuda::Stream>& streams, uint32_t flag) {
-  std::unique_ptr<OneShot> made(new OneShot(library));
-  const bool reach_each_other = CanReachPeers(library, members);
-  for (const RankFacts& member : members) {
+ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(std::unique_ptr<PeerMemory> inboxes,
+                                                  uint32_t flag) {
+  std::unique_ptr<OneShot> made(new OneShot(std::move(inboxes)));
+  for (size_t place = 0; place < made->inboxes_->size(); ++place) {
     RankState& state = made->ranks_.emplace_back();
-    state.facts = member;
-    state.index = made->ranks_.size() - 1;
+    state.facts = made->inboxes_->facts(place);
+    state.index = place;
     state.flag = flag;
-    if (member.size < 2) continue;
-    if (member.size > OneShotArguments::kMostRanks) {
-      made->CannotTakePart(
-          StrCat("more than ", OneShotArguments::kMostRanks, " ranks"));
-    } else if (!reach_each_other) {
-      made->CannotTakePart("a device cannot reach the memory of another");
-    } else if (Status status = made->LoadKernels(state); status.failure()) {
-      made->CannotTakePart(std::string(status.message()));
-    }
   }
-  for (RankState& state : made->ranks_) {
-    RETURN_IF_ERROR(made->Allocate(state));
-  }
-  for (size_t i = 0; i < members.size(); ++i) {
-    RankState& state = made->ranks_[i];
-    if (!made->NeedsPeerInfo(i)) state.takes_part = made->FindInboxes(state);
-    if (state.inbox == 0) continue;
-    // Flags count from 1.
-    CurrentContext current(library.cuda, state.facts.context);
-    RETURN_IF_ERROR(library.Try(library.cuda.MemsetD8Async, state.inbox, 0,
-                                OneShotArguments::InboxBytes(state.facts.size),
-                                streams[i]));
-  }
+  for (RankState& state : made->ranks_) RETURN_IF_ERROR(made->Prepare(state));
+  made->inboxes_->ShareHere();
+  made->FindInboxes();
   return made;
 }
 
-Status OneShot::Allocate(RankState& state) {
+Status OneShot::Prepare(RankState& state) {
   CurrentContext current(library_.cuda, state.facts.context);
   if (shared_ == nullptr) {
     const size_t bytes = sizeof(Shared) + ranks_.size() * sizeof(Shared::Member);
@@ -123,35 +94,37 @@ Status OneShot::Allocate(RankState& state) {
     shared_ = static_cast<Shared*>(memory);
     std::memset(memory, 0, bytes);
   }
-  state.infos = shared_->members[state.index].infos;
   state.progress = &shared_->members[state.index].progress;
-  state.infos[0].host = ThisHost();
-  state.infos[0].process = ThisProcess();
-  if (state.kernels == nullptr) return OkStatus();
-  Status status =
-      library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming);
-  if (status.success()) {
-    status = library_.Try(library_.cuda.MemAlloc, &state.inbox,
-                          OneShotArguments::InboxBytes(state.facts.size));
-  }
-  if (status.failure()) {
+  if (state.facts.size < 2) return OkStatus();
+  if (Status able = LoadKernels(state); able.failure()) {
     // Not an error: the other processes would wait for this one. They learn of it.
-    CannotTakePart(std::string(status.message()));
-    state.kernels = nullptr;
+    inboxes_->SetUnable(state.index, able);
     return OkStatus();
   }
-  if (NeedsPeerInfo(state.index)) {
-    const Status shown =
-        library_.Try(library_.cuda.IpcGetMemHandle, &state.infos[0].inbox, state.inbox);
-    state.infos[0].is_able = shown.success();
-    if (shown.failure()) CannotTakePart(std::string(shown.message()));
-  }
-  state.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
-  state.arguments.progress = reinterpret_cast<uint64_t>(state.progress);
-  state.arguments.rank = static_cast<uint32_t>(state.facts.rank);
-  state.arguments.ranks = static_cast<uint32_t>(state.facts.size);
-  state.arguments.capacity = OneShotArguments::Capacity(state.facts.size);
+  // Flags count from 1.
+  const size_t bytes = OneShotArguments::InboxBytes(state.facts.size);
+  return inboxes_->Take(state.index, bytes, /*zeroed=*/bytes);
+}
+
+Status OneShot::Share(NcclParts& parts) {
+  RETURN_IF_ERROR(inboxes_->Share(parts));
+  FindInboxes();
   return OkStatus();
+}
+
+void OneShot::FindInboxes() {
+  for (RankState& state : ranks_) {
+    if (!takes_part(state.index)) continue;
+    OneShotArguments& arguments = state.arguments;
+    arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
+    arguments.progress = reinterpret_cast<uint64_t>(state.progress);
+    arguments.rank = static_cast<uint32_t>(state.facts.rank);
+    arguments.ranks = static_cast<uint32_t>(state.facts.size);
+    arguments.capacity = OneShotArguments::Capacity(state.facts.size);
+    for (int rank = 0; rank < state.facts.size; ++rank) {
+      arguments.inboxes[rank] = inboxes_->of(state.index, rank);
+    }
+  }
 }
 
 bool OneShot::MayRun(const RankState& state) const {
@@ -194,18 +167,14 @@ void OneShot::Leave() {
   if (DevicesAreStopped()) {
     // Kernels that wait stay: they would leave without a sum before the device stops.
     is_idle_ = false;
+    inboxes_->Leave(/*is_busy=*/true, /*has_failed=*/true);
     return;
   }
-  // Where it was stopped others may have sums that are yet to write here.
-  keeps_inboxes_ = is_stopped_;
+  const bool has_failed = is_stopped_;
   Stop();
-  // A sum that is yet to run would write to what is closed, and freed.
+  // A sum that is yet to run would write to what others have freed.
   is_idle_ = IsIdleSoon();
-  if (!*is_idle_) return;
-  for (RankState& state : ranks_) {
-    CurrentContext current(library_.cuda, state.facts.context);
-    for (cuda::Pointer opened : state.opened) library_.cuda.IpcCloseMemHandle(opened);
-  }
+  inboxes_->Leave(/*is_busy=*/!*is_idle_, has_failed);
 }
 
 OneShot::~OneShot() {
@@ -217,82 +186,10 @@ OneShot::~OneShot() {
   for (RankState& state : ranks_) {
     CurrentContext current(library_.cuda, state.facts.context);
     if (state.last != nullptr) library_.cuda.EventDestroy(state.last);
-    const bool others_write = keeps_inboxes_ && !state.opened.empty();
-    if (state.inbox != 0 && !others_write) library_.cuda.MemFree(state.inbox);
   }
   if (shared_ == nullptr) return;
   CurrentContext current(library_.cuda, ranks_[0].facts.context);
   library_.cuda.MemFreeHost(shared_);
-}
-
-int64_t OneShot::device_bytes() const {
-  int64_t bytes = 0;
-  for (const RankState& state : ranks_) {
-    if (state.inbox != 0)
-      bytes += static_cast<int64_t>(OneShotArguments::InboxBytes(state.facts.size));
-  }
-  return bytes;
-}
-
-bool OneShot::NeedsPeerInfo(size_t member) const {
-  const RankFacts& one = ranks_[member].facts;
-  const auto here = std::count_if(
-      ranks_.begin(), ranks_.end(),
-      [&](const RankState& state) { return state.facts.group == one.group; });
-  return here < one.size && one.size <= OneShotArguments::kMostRanks;
-}
-
-bool OneShot::FindInboxes(RankState& state) {
-  if (state.kernels == nullptr) return false;
-  for (const RankState& peer : ranks_) {
-    if (peer.facts.group != state.facts.group) continue;
-    state.arguments.inboxes[peer.facts.rank] = peer.inbox;
-  }
-  for (int rank = 0; rank < state.facts.size; ++rank) {
-    if (state.arguments.inboxes[rank] == 0) return false;
-  }
-  return true;
-}
-
-void OneShot::Open(size_t member) {
-  RankState& state = ranks_[member];
-  CurrentContext current(library_.cuda, state.facts.context);
-  PeerInfo& own = state.infos[0];
-  own.is_able = AreAble(state);
-  for (int rank = 0; rank < state.facts.size && own.is_able != 0; ++rank) {
-    const PeerInfo& info = received_infos(member)[rank];
-    if (info.process == own.process) continue;
-    cuda::Pointer inbox = 0;
-    const Status opened = library_.Try(library_.cuda.IpcOpenMemHandle, &inbox,
-                                       info.inbox, cuda::kIpcEnablePeerAccess);
-    own.is_able = opened.success();
-    if (opened.failure()) {
-      CannotTakePart(std::string(opened.message()));
-      return;
-    }
-    state.opened.push_back(inbox);
-    state.arguments.inboxes[rank] = inbox;
-  }
-  if (own.is_able != 0 && !FindInboxes(state)) own.is_able = 0;
-}
-
-void OneShot::Agree(size_t member) {
-  ranks_[member].takes_part = AreAble(ranks_[member]);
-}
-
-bool OneShot::AreAble(const RankState& state) {
-  for (int rank = 0; rank < state.facts.size; ++rank) {
-    const PeerInfo& info = state.infos[1 + rank];
-    if (info.host != state.infos[0].host) {
-      CannotTakePart(StrCat("rank ", rank, " is on another host"));
-      return false;
-    }
-    if (info.is_able == 0) {
-      CannotTakePart(StrCat("rank ", rank, " cannot"));
-      return false;
-    }
-  }
-  return true;
 }
 
 ErrorOr<InFlight::Told> OneShot::Launch(const Steps& steps, const Call& call,

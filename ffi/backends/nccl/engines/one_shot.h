@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/comms.h"
+#include "ffi/backends/nccl/engines/peer_memory.h"
 #include "ffi/backends/nccl/kernels/device_kernels.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library/library.h"
@@ -38,38 +40,22 @@ std::optional<OneShotSum> SumOf(const Step& step, int size);
 
 class OneShot {
  public:
-  // One rank's part of what the ranks of a group exchange.
-  struct PeerInfo {
-    uint64_t host = 0, process = 0;
-    uint64_t is_able = 0;  // so far
-    cuda::IpcHandle inbox = {};
-  };
-
-  // Members: this process's ranks. To be used once the streams, one of each member,
-  // have come to their ends, and its groups have agreed. `flag`: of the sum before the
-  // first.
-  static ErrorOr<std::unique_ptr<OneShot>> Create(
-      const NcclLibrary& library, const std::vector<RankFacts>& members,
-      const std::vector<cuda::Stream>& streams, uint32_t flag = 0);
+  // `inboxes`: of this process's ranks, with nothing taken yet. To be used once their
+  // streams have come to their ends. `flag`: of the sum before the first.
+  static ErrorOr<std::unique_ptr<OneShot>> Create(std::unique_ptr<PeerMemory> inboxes,
+                                                  uint32_t flag = 0);
   ~OneShot();
 
-  // Waits for what is given to streams, and closes other processes' inboxes: before
-  // these free them, if they do so at about the same time.
+  // Waits for what is given to streams, and leaves the others' inboxes.
   void Leave();
 
   // A group takes part if all of its ranks can: then all do, or none. Ranks of one
-  // process know it at once. Others exchange infos twice, and open each other's inboxes
-  // in between. They lie in memory that devices reach.
-  bool NeedsPeerInfo(size_t member) const;
-  PeerInfo* own_info(size_t member) { return ranks_[member].infos; }
-  // By rank.
-  PeerInfo* received_infos(size_t member) { return ranks_[member].infos + 1; }
-  void Open(size_t member);
-  void Agree(size_t member);
+  // process know it at once. For the others every process calls this.
+  Status Share(NcclParts& parts);
 
   // Whether all ranks of a member's group do, and how many sums they have left: flags
   // are not used again.
-  bool takes_part(size_t member) const { return ranks_[member].takes_part; }
+  bool takes_part(size_t member) const { return inboxes_->is_shared(member); }
   uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
 
   // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
@@ -81,9 +67,9 @@ class OneShot {
   // Lets kernels leave that wait for other ranks, without a result, from now on.
   void Stop();
 
-  int64_t device_bytes() const;
+  int64_t device_bytes() const { return inboxes_->device_bytes(); }
   // Why some group does not take part; empty if all do that have more than one rank.
-  const std::string& reason() const { return reason_; }
+  const std::string& reason() const { return inboxes_->reason(); }
 
  private:
   // The part of the host's memory that devices reach.
@@ -94,10 +80,6 @@ class OneShot {
     size_t index = 0;
     std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
     cuda::Function sums[kNumOneShotWords] = {};
-    cuda::Pointer inbox = 0;
-    std::vector<cuda::Pointer> opened;
-    PeerInfo* infos = nullptr;
-    bool takes_part = false;
     OneShotProgress* progress = nullptr;
     // The stream that the last sum was given to, and its flag: sums keep their order.
     cuda::Stream stream = nullptr;
@@ -111,28 +93,25 @@ class OneShot {
     std::atomic<uint32_t> flag{0};  // of the last sum
   };
 
-  explicit OneShot(const NcclLibrary& library) : library_(library) {}
+  explicit OneShot(std::unique_ptr<PeerMemory> inboxes)
+      : library_(inboxes->library()), inboxes_(std::move(inboxes)) {}
 
   Status LoadKernels(RankState& state);
   // Whether the last sum may be yet to run.
   bool MayRun(const RankState& state) const;
   // Has `stream` wait for it.
   Status WaitForLast(RankState& state, cuda::Stream stream);
-  void CannotTakePart(std::string reason);
-  Status Allocate(RankState& state);
-  // Whether all ranks can take part so far, by the infos received.
-  bool AreAble(const RankState& state);
-  // Whether it has a place for every rank's inbox now.
-  bool FindInboxes(RankState& state);
+  Status Prepare(RankState& state);
+  // Tells the kernels where the inboxes are that are shared.
+  void FindInboxes();
   // Whether all sums have run, in some seconds.
   bool IsIdleSoon();
 
   const NcclLibrary& library_;
   Shared* shared_ = nullptr;
   std::atomic<bool> is_stopped_{false};
-  bool keeps_inboxes_ = false;
   std::optional<bool> is_idle_;  // known once it has left
-  std::string reason_;
+  const std::unique_ptr<PeerMemory> inboxes_;
   std::deque<RankState> ranks_;
 };
 

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/engines/engine.h"
@@ -17,10 +16,6 @@ class OneShotEngine final : public Engine {
   OneShotEngine(NcclParts& parts, std::unique_ptr<OneShot> sums)
       : parts_(parts), sums_(std::move(sums)) {}
 
-  // Shows the ranks of a group each other's inboxes, where they are of several
-  // processes; every process calls it.
-  Status ShareInboxes();
-
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
   void Stop() override { sums_->Stop(); }
@@ -28,8 +23,6 @@ class OneShotEngine final : public Engine {
   OneShot& sums() { return *sums_; }
 
  private:
-  Status ExchangeInfo(const std::vector<LocalRank*>& ranks);
-
   NcclParts& parts_;
   const std::unique_ptr<OneShot> sums_;
 };

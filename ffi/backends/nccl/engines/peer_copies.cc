@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "ffi/backends/nccl/library/primary_contexts.h"
@@ -19,18 +20,25 @@ const void* MarkOf(const Call& call) {
 ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
     const NcclLibrary& library, FlightRecorder& recorder,
     const std::vector<RankFacts>& members) {
-  if (!CanReachPeers(library, members)) return nullptr;
   std::unique_ptr<PeerCopies> made(new PeerCopies(library, recorder));
   MutexLock lock(made->mutex_);
   for (const RankFacts& member : members) {
     CurrentContext current(library.cuda, member.context);
     made->devices_.push_back(std::make_unique<Device>(library, recorder, member));
     Device& device = *made->devices_.back();
+    std::vector<RankFacts> group;
+    std::copy_if(members.begin(), members.end(), std::back_inserter(group),
+                 [&](const RankFacts& each) { return each.group == member.group; });
+    device.takes_part = CanReachPeers(library, group);
     RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &device.stream,
                                 cuda::kStreamNonBlocking, -1));
     RETURN_IF_ERROR(device.in_flight.Prepare());
     const auto groups = static_cast<size_t>(member.group) + 1;
     if (made->groups_.size() < groups) made->groups_.resize(groups);
+  }
+  const auto takes_part = [](const auto& device) { return device->takes_part; };
+  if (std::none_of(made->devices_.begin(), made->devices_.end(), takes_part)) {
+    return nullptr;
   }
   return made;
 }

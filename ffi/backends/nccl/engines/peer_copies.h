@@ -35,12 +35,14 @@ const void* MarkOf(const Call& call);
 
 class PeerCopies {
  public:
-  // Members: all ranks of all groups. Null where a device cannot reach another's
-  // memory.
+  // Members: all ranks of all groups. Null if none takes part.
   static ErrorOr<std::unique_ptr<PeerCopies>> Create(
       const NcclLibrary& library, FlightRecorder& recorder,
       const std::vector<RankFacts>& members);
   ~PeerCopies();
+
+  // Whether the devices of the member's group reach each other's memory.
+  bool takes_part(size_t member) const { return devices_[member]->takes_part; }
 
   // A rank's part, from when `ready` has come so far. Its copies are given to `on`, or
   // to a stream of the member's own if that is null. FAILED_PRECONDITION, here and
@@ -82,6 +84,7 @@ class PeerCopies {
     Device(const NcclLibrary& library, FlightRecorder& recorder, const RankFacts& of)
         : member(of), in_flight(library, recorder) {}
     const RankFacts member;
+    bool takes_part = false;
     cuda::Stream stream = nullptr;
     InFlight in_flight;
     // A run in which somebody was late: waiting again would add up.

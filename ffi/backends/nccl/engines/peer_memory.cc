@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/core/hash.h"
 #include "ffi/os/mutex.h"
@@ -17,9 +18,18 @@ namespace {
 
 // Where the infos of all ranks arrive, in a rank's scratch memory.
 constexpr size_t kArriveAt = 1024;
+// Behind what was asked for, a rank's memory has a word for each other rank of the
+// group, which writes to it when it leaves. Each has a line of its own.
+constexpr size_t kLineBytes = 128;
+constexpr size_t kWordsBytes = PeerMemory::kMostRanks * kLineBytes;
+// How long the end waits for a copy of some bytes.
+constexpr double kGraceSeconds = 10;
+// How long it waits for the others. Afterwards memory goes back when an arena is next
+// looked at.
+constexpr double kLeaveSeconds = 1;
 
-}  // namespace
-
+// What tells a host, and a process on it, from others. Process ids are not the same in
+// all containers of a host.
 uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_id")); }
 
 uint64_t ThisProcess() {
@@ -35,97 +45,178 @@ uint64_t ThisProcess() {
   return number;
 }
 
+// 0: unknown.
+uint64_t ThisPidNamespace() {
+  char name[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof(name) - 1);
+  return length <= 0 ? 0 : Fnv1a({name, static_cast<size_t>(length)});
+}
+
+cuda::Pointer WordOf(cuda::Pointer memory, size_t bytes, int rank) {
+  return memory + bytes - kWordsBytes + static_cast<size_t>(rank) * kLineBytes;
+}
+
+// Copies some bytes between the host and a device, and waits. The stream is one of its
+// own, and the memory of the host is not that of the caller: it may outlive the call.
+Status CopyNow(const NcclLibrary& library, cuda::Context context, bool to_device,
+               cuda::Pointer on_device, uint64_t* values, size_t count) {
+  CurrentContext current(library.cuda, context);
+  cuda::Stream stream = nullptr;
+  RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &stream,
+                              cuda::kStreamNonBlocking, cuda::kHighestPriority));
+  void* pinned = nullptr;
+  const size_t bytes = count * sizeof(uint64_t);
+  Status status = library.Try(library.cuda.MemAllocHost, &pinned, bytes);
+  if (status.success() && to_device) {
+    std::memcpy(pinned, values, bytes);
+    status =
+        library.Try(library.cuda.MemcpyHtoDAsync, on_device, pinned, bytes, stream);
+  } else if (status.success()) {
+    status =
+        library.Try(library.cuda.MemcpyDtoHAsync, pinned, on_device, bytes, stream);
+  }
+  const Status ended =
+      WaitForStream(library, stream, {kGraceSeconds}, "the end of a copy");
+  if (status.success()) status = ended;
+  if (status.success() && !to_device) std::memcpy(values, pinned, bytes);
+  // What is late may yet come.
+  if (ended.success() && pinned != nullptr) library.cuda.MemFreeHost(pinned);
+  library.cuda.StreamDestroy(stream);
+  return status;
+}
+
+}  // namespace
+
+PeerMemory::PeerMemory(const NcclLibrary& library,
+                       const std::vector<RankFacts>& members,
+                       const std::vector<cuda::Stream>& streams, size_t most_bytes)
+    : library_(library), most_bytes_(most_bytes) {
+  Info info;
+  info.host = ThisHost();
+  info.process = ThisProcess();
+  info.pid_namespace = ThisPidNamespace();
+  info.pid = static_cast<uint64_t>(getpid());
+  info.start_time = PeerOf(getpid(), 0).start_time;
+  for (size_t place = 0; place < members.size(); ++place) {
+    Member& member = members_.emplace_back();
+    member.facts = members[place];
+    member.stream = streams[place];
+    member.mapped.resize(static_cast<size_t>(member.facts.size));
+    member.infos.assign(1 + kMostRanks, Info());
+    member.infos[0] = info;
+  }
+}
+
+PeerMemory::~PeerMemory() {
+  Leave(/*is_busy=*/false, /*has_failed=*/true);
+  for (Member& member : members_) {
+    if (!is_kept_) GiveBack(member);
+  }
+  if (exchanged_ == nullptr) return;
+  CurrentContext current(library_.cuda, members_[0].facts.context);
+  library_.cuda.MemFreeHost(exchanged_);
+}
+
 void PeerMemory::CannotShare(std::string reason) {
   if (reason_.empty()) reason_ = std::move(reason);
 }
 
-ErrorOr<std::unique_ptr<PeerMemory>> PeerMemory::Create(NcclParts& parts, size_t bytes,
-                                                        size_t zeroed) {
-  std::unique_ptr<PeerMemory> made(new PeerMemory(parts, bytes));
-  for (const auto& rank : parts.ranks) {
-    Member& member = made->members_.emplace_back();
-    member.facts = rank->facts;
-    member.mapped.resize(static_cast<size_t>(rank->facts.size));
-  }
-  for (Member& member : made->members_) {
-    if (member.facts.size < 2) continue;
-    RETURN_IF_ERROR(made->Allocate(member, zeroed));
-  }
-  return made;
+bool PeerMemory::IsHere(const Member& member) const {
+  const auto here = std::count_if(
+      members_.begin(), members_.end(),
+      [&](const Member& each) { return each.facts.group == member.facts.group; });
+  return here == member.facts.size;
 }
 
-Status PeerMemory::Allocate(Member& member, size_t zeroed) {
-  const NcclLibrary& library = parts_.library;
-  CurrentContext current(library.cuda, member.facts.context);
-  constexpr size_t kInfos = 1 + kMostRanks;
-  if (infos_ == nullptr) {
-    const size_t bytes = parts_.ranks.size() * kInfos * sizeof(Info);
-    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &infos_, bytes));
-    std::memset(infos_, 0, bytes);
-  }
-  member.infos = static_cast<Info*>(infos_) + member.facts.place * kInfos;
-  Info& own = *member.infos;
-  own.host = ThisHost();
-  own.process = ThisProcess();
+bool PeerMemory::IsExchanged(const Member& member) const {
+  return member.facts.size >= 2 && member.facts.size <= kMostRanks && !IsHere(member);
+}
+
+Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
+  Member& member = members_[place];
+  if (member.facts.size < 2) return OkStatus();
   if (member.facts.size > kMostRanks) {
     CannotShare(StrCat("more than ", kMostRanks, " ranks"));
     return OkStatus();
   }
-  // A failure is no error: the other processes would wait for this one. They learn of
-  // it.
-  Status able = library.Try(library.cuda.MemAlloc, &member.own, bytes_);
-  if (able.success() && IsOfSeveralProcesses(member)) {
-    able = library.Try(library.cuda.IpcGetMemHandle, &own.handle, member.own);
-  }
-  own.is_able = able.success();
-  if (able.failure()) {
-    CannotShare(std::string(able.message()));
+  auto taken = DeviceArena::Of(member.facts.context)
+                   .Take(library_, bytes + kWordsBytes, !IsHere(member), most_bytes_);
+  if (taken.has_error()) {
+    CannotShare(std::string(taken.error().message()));
     return OkStatus();
   }
-  const cuda::Stream stream = parts_.ranks[member.facts.place]->split_phase.stream();
-  return library.Try(library.cuda.MemsetD8Async, member.own + bytes_ - zeroed, 0,
-                     zeroed, stream);
-}
-
-bool PeerMemory::IsOfSeveralProcesses(const Member& member) const {
-  const auto here = std::count_if(
-      members_.begin(), members_.end(),
-      [&](const Member& each) { return each.facts.group == member.facts.group; });
-  return here < member.facts.size;
+  member.region = *taken;
+  Info& own = member.infos[0];
+  own.is_able = 1;
+  own.segment = member.region.segment;
+  own.offset = member.region.offset;
+  own.bytes = member.region.bytes;
+  own.handle = member.region.handle;
+  CurrentContext current(library_.cuda, member.facts.context);
+  RETURN_IF_ERROR(library_.Try(library_.cuda.MemsetD8Async,
+                               member.region.at + bytes - zeroed, 0, zeroed,
+                               member.stream));
+  return library_.Try(library_.cuda.MemsetD8Async,
+                      WordOf(member.region.at, member.region.bytes, 0), 0, kWordsBytes,
+                      member.stream);
 }
 
 void PeerMemory::SetUnable(size_t place, const Status& reason) {
-  members_[place].infos->is_able = 0;
+  members_[place].infos[0].is_able = 0;
   CannotShare(std::string(reason.message()));
-}
-
-PeerMemory::~PeerMemory() {
-  const cuda::Api& cuda = parts_.library.cuda;
-  for (const Member& member : members_) {
-    CurrentContext current(cuda, member.facts.context);
-    if (member.own != 0 && !keeps_own_) cuda.MemFree(member.own);
-  }
-  if (infos_ == nullptr) return;
-  CurrentContext current(cuda, members_[0].facts.context);
-  cuda.MemFreeHost(infos_);
 }
 
 int64_t PeerMemory::device_bytes() const {
   int64_t bytes = 0;
   for (const Member& member : members_) {
-    if (member.own != 0) bytes += static_cast<int64_t>(bytes_);
+    bytes += static_cast<int64_t>(member.region.bytes);
   }
   return bytes;
 }
 
-Status PeerMemory::Share() {
-  RETURN_IF_ERROR(Exchange());
+void PeerMemory::ShareHere() {
   for (Member& member : members_) {
-    if (member.infos != nullptr) Map(member);
+    if (member.facts.size < 2 || !IsHere(member)) continue;
+    if (member.facts.size > kMostRanks) continue;
+    for (const Member& other : members_) {
+      if (other.facts.group != member.facts.group) continue;
+      member.infos[1 + static_cast<size_t>(other.facts.rank)] = other.infos[0];
+    }
   }
-  RETURN_IF_ERROR(Exchange());
+  // A rank that cannot reach another one makes the whole group unable.
   for (Member& member : members_) {
-    member.is_shared = member.infos != nullptr && AreAble(member);
+    if (member.facts.size < 2 || !IsHere(member)) continue;
+    Map(member);
+  }
+  for (Member& member : members_) {
+    if (member.facts.size < 2 || !IsHere(member)) continue;
+    member.is_shared =
+        std::all_of(members_.begin(), members_.end(), [&](const Member& other) {
+          return other.facts.group != member.facts.group || other.infos[0].is_able != 0;
+        });
+  }
+  for (Member& member : members_) {
+    if (!member.is_shared && IsHere(member)) GiveBack(member);
+  }
+}
+
+Status PeerMemory::Share(NcclParts& parts) {
+  const auto is_exchanged = [this](const Member& each) { return IsExchanged(each); };
+  if (std::none_of(members_.begin(), members_.end(), is_exchanged)) return OkStatus();
+  RETURN_IF_ERROR(Exchange(parts));
+  for (Member& member : members_) {
+    if (IsExchanged(member)) Map(member);
+  }
+  RETURN_IF_ERROR(Exchange(parts));
+  for (Member& member : members_) {
+    if (!IsExchanged(member)) continue;
+    member.is_shared = AreAble(member);
+    if (!member.is_shared) Unmap(member);
+  }
+  // Memory that somebody could not map goes back once nobody has it mapped.
+  RETURN_IF_ERROR(Exchange(parts));
+  for (Member& member : members_) {
+    if (IsExchanged(member) && !member.is_shared) GiveBack(member);
   }
   return OkStatus();
 }
@@ -133,7 +224,7 @@ Status PeerMemory::Share() {
 bool PeerMemory::AreAble(const Member& member) {
   if (member.facts.size > kMostRanks) return false;
   for (int rank = 0; rank < member.facts.size; ++rank) {
-    const Info& info = member.infos[1 + rank];
+    const Info& info = member.infos[1 + static_cast<size_t>(rank)];
     if (info.host != member.infos[0].host) {
       CannotShare(StrCat("rank ", rank, " is on another host"));
       return false;
@@ -147,85 +238,155 @@ bool PeerMemory::AreAble(const Member& member) {
 }
 
 void PeerMemory::Map(Member& member) {
-  CurrentContext current(parts_.library.cuda, member.facts.context);
+  CurrentContext current(library_.cuda, member.facts.context);
   Info& own = member.infos[0];
   own.is_able = AreAble(member);
-  if (own.is_able == 0 && member.own != 0) {
-    // Nobody of the group maps it: all know the same.
-    parts_.library.cuda.MemFree(std::exchange(member.own, 0));
-  }
   for (int rank = 0; rank < member.facts.size && own.is_able != 0; ++rank) {
     own.is_able = MapOne(member, rank);
   }
 }
 
 bool PeerMemory::MapOne(Member& member, int rank) {
-  const NcclLibrary& library = parts_.library;
-  const Info& info = member.infos[1 + rank];
+  const Info& info = member.infos[1 + static_cast<size_t>(rank)];
   cuda::Pointer& mapped = member.mapped[static_cast<size_t>(rank)];
   if (info.process != member.infos[0].process) {
-    const Status opened = library.Try(library.cuda.IpcOpenMemHandle, &mapped,
-                                      info.handle, cuda::kIpcEnablePeerAccess);
-    if (opened.failure()) {
-      CannotShare(std::string(opened.message()));
+    const auto opened = OpenedSegments::Open(library_, member.facts.context,
+                                             info.process, info.segment, info.handle);
+    if (opened.has_error()) {
+      CannotShare(std::string(opened.error().message()));
       return false;
     }
-    member.opened.push_back(mapped);
+    member.opened.push_back(*opened);
+    mapped = *opened + info.offset;
     return true;
   }
   for (const Member& other : members_) {
     if (other.facts.group != member.facts.group || other.facts.rank != rank) continue;
-    mapped = other.own;
-    if (CanReachPeers(library, {member.facts, other.facts})) return true;
+    mapped = other.region.at;
+    if (CanReachPeers(library_, {member.facts, other.facts})) return true;
     CannotShare("a device cannot reach the memory of another");
   }
   return false;
 }
 
-Status PeerMemory::Exchange() {
-  const NcclLibrary& library = parts_.library;
-  Comms& comms = parts_.comms;
+Status PeerMemory::Exchange(NcclParts& parts) {
+  static_assert(sizeof(Info) <= kArriveAt);
   static_assert(kArriveAt + kMostRanks * sizeof(Info) <= Comms::kScratchBytes);
-  const auto shares = [](const Member& member) {
-    return member.infos != nullptr && member.facts.size <= kMostRanks;
-  };
-  for (const Member& member : members_) {
-    if (!shares(member)) continue;
-    const size_t place = member.facts.place;
-    CurrentContext current(library.cuda, member.facts.context);
-    RETURN_IF_ERROR(library.Try(library.cuda.MemcpyHtoDAsync, comms.scratch(place),
-                                member.infos, sizeof(Info),
-                                parts_.ranks[place]->split_phase.stream()));
+  constexpr size_t kInfos = 1 + kMostRanks;
+  Comms& comms = parts.comms;
+  if (exchanged_ == nullptr) {
+    CurrentContext current(library_.cuda, members_[0].facts.context);
+    void* memory = nullptr;
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemAllocHost, &memory,
+                                 members_.size() * kInfos * sizeof(Info)));
+    exchanged_ = static_cast<Info*>(memory);
+  }
+  for (size_t place = 0; place < members_.size(); ++place) {
+    const Member& member = members_[place];
+    if (!IsExchanged(member)) continue;
+    exchanged_[place * kInfos] = member.infos[0];
+    CurrentContext current(library_.cuda, member.facts.context);
+    RETURN_IF_ERROR(library_.Try(library_.cuda.MemcpyHtoDAsync, comms.scratch(place),
+                                 exchanged_ + place * kInfos, sizeof(Info),
+                                 member.stream));
   }
   RETURN_IF_ERROR(comms.InGroup("first use", [&](LocalRank& rank, nccl::Comm comm) {
     const size_t place = rank.facts.place;
-    if (!shares(members_[place])) return nccl::kSuccess;
-    return library.nccl.AllGather(
+    if (!IsExchanged(members_[place])) return nccl::kSuccess;
+    return library_.nccl.AllGather(
         reinterpret_cast<void*>(comms.scratch(place)),
         reinterpret_cast<void*>(comms.scratch(place) + kArriveAt), sizeof(Info),
-        nccl::Type::kInt8, comm, rank.split_phase.stream());
+        nccl::Type::kInt8, comm, members_[place].stream);
   }));
-  for (const Member& member : members_) {
-    if (!shares(member)) continue;
-    const size_t place = member.facts.place;
-    CurrentContext current(library.cuda, member.facts.context);
-    RETURN_IF_ERROR(library.Try(library.cuda.MemcpyDtoHAsync, member.infos + 1,
-                                comms.scratch(place) + kArriveAt,
-                                static_cast<size_t>(member.facts.size) * sizeof(Info),
-                                parts_.ranks[place]->split_phase.stream()));
+  for (size_t place = 0; place < members_.size(); ++place) {
+    const Member& member = members_[place];
+    if (!IsExchanged(member)) continue;
+    CurrentContext current(library_.cuda, member.facts.context);
+    RETURN_IF_ERROR(library_.Try(
+        library_.cuda.MemcpyDtoHAsync, exchanged_ + place * kInfos + 1,
+        comms.scratch(place) + kArriveAt,
+        static_cast<size_t>(member.facts.size) * sizeof(Info), member.stream));
   }
-  return comms.WaitForStreams();
+  RETURN_IF_ERROR(comms.WaitForStreams());
+  for (size_t place = 0; place < members_.size(); ++place) {
+    Member& member = members_[place];
+    if (!IsExchanged(member)) continue;
+    std::copy_n(exchanged_ + place * kInfos + 1, member.facts.size,
+                member.infos.begin() + 1);
+  }
+  return OkStatus();
 }
 
-void PeerMemory::Unmap() {
-  for (Member& member : members_) {
-    CurrentContext current(parts_.library.cuda, member.facts.context);
-    for (cuda::Pointer opened : member.opened) {
-      parts_.library.cuda.IpcCloseMemHandle(opened);
-    }
-    member.opened.clear();
-    member.is_shared = false;
+void PeerMemory::Unmap(Member& member) {
+  CurrentContext current(library_.cuda, member.facts.context);
+  for (cuda::Pointer opened : std::exchange(member.opened, {})) {
+    OpenedSegments::Close(library_, opened);
   }
+}
+
+void PeerMemory::TellOthers(const Member& member) {
+  for (int rank = 0; rank < member.facts.size; ++rank) {
+    const Info& info = member.infos[1 + static_cast<size_t>(rank)];
+    if (info.process == member.infos[0].process) continue;
+    const cuda::Pointer word =
+        WordOf(member.mapped[static_cast<size_t>(rank)], info.bytes, member.facts.rank);
+    uint64_t has_left = 1;
+    (void)CopyNow(library_, member.facts.context, /*to_device=*/true, word, &has_left,
+                  1);
+  }
+}
+
+void PeerMemory::Leave(bool is_busy, bool has_failed) {
+  if (has_left_) return;
+  has_left_ = true;
+  has_failed_ = has_failed;
+  is_kept_ = is_busy;
+  if (is_busy) return;
+  for (Member& member : members_) {
+    if (member.is_shared && IsExchanged(member)) TellOthers(member);
+    Unmap(member);
+    if (!member.is_shared) GiveBack(member);
+  }
+}
+
+void PeerMemory::GiveBack(Member& member) {
+  const DeviceArena::Region region = std::exchange(member.region, {});
+  if (region.at == 0) return;
+  std::function<bool()> is_unused = [] { return true; };
+  if (!member.is_shared) {
+    // Its stream may be about to zero it.
+    CurrentContext current(library_.cuda, member.facts.context);
+    const Status zeroed =
+        WaitForStream(library_, member.stream, {kGraceSeconds}, "the end of zeroing");
+    if (zeroed.failure()) return;
+  }
+  if (member.is_shared && IsExchanged(member)) {
+    is_unused = [&library = library_, context = member.facts.context, region,
+                 infos = member.infos, size = member.facts.size] {
+      uint64_t words[kWordsBytes / sizeof(uint64_t)] = {};
+      const bool is_read =
+          CopyNow(library, context, /*to_device=*/false,
+                  WordOf(region.at, region.bytes, 0), words, std::size(words))
+              .success();
+      for (int rank = 0; rank < size; ++rank) {
+        const Info& info = infos[1 + static_cast<size_t>(rank)];
+        const uint64_t word =
+            words[static_cast<size_t>(rank) * kLineBytes / sizeof(uint64_t)];
+        const bool is_known =
+            info.pid_namespace != 0 && info.pid_namespace == infos[0].pid_namespace;
+        if (info.process == infos[0].process || (is_read && word != 0)) continue;
+        if (is_known && HasEnded({static_cast<int64_t>(info.pid), info.start_time})) {
+          continue;
+        }
+        return false;
+      }
+      return true;
+    };
+    // They close it at about the same time.
+    const double seconds = has_failed_ ? 0 : kLeaveSeconds;
+    (void)Wait({seconds}, "others that leave", is_unused);
+  }
+  DeviceArena::Of(member.facts.context).GiveBack(library_, region, is_unused);
 }
 
 }  // namespace jaxcomm

@@ -89,6 +89,8 @@ struct EnginePolicy {
   // windows have a multiple of 16 bytes.
   bool device_sizes = false;
   uint64_t window_bytes = uint64_t{32} << 20;
+  // The most bytes of a GPU's memory that others map: see DeviceArena.
+  uint64_t arena_bytes = uint64_t{512} << 20;
 };
 
 struct EngineTopology {

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jaxcomm import config
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import failures
 from jaxcomm.communicator.backends.backend import (
     Backend,
@@ -116,6 +117,7 @@ class NcclBackend(Backend):
         world = connection.world
         return {
             "parent_bytes": world.device_bytes if world else 0,
+            "arena_bytes": _ffi.arena_bytes() if world else 0,
             "pinned_bytes": communicators.pinned_bytes(spec) if world else 0,
             "symmetric_bytes": registration.bytes_with(spec.key),
             "shared": communicators.shares(spec),

@@ -62,6 +62,7 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
             copy_engines=policy.uses_copy_engines,
             one_shot=policy.uses_one_shot,
             device_sizes=policy.device_sizes,
+            arena_bytes=policy.arena_bytes,
             on_failure=_on_failure(spec),
             check=config.check(),
         )
