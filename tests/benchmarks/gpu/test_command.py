@@ -6,7 +6,7 @@ import pytest
 @pytest.mark.parametrize(
     "parts",
     [
-        "collectives,lanes,memory,overlap,symmetric",
+        "collectives,dispatch,lanes,memory,overlap,symmetric",
         pytest.param("attention,masks,states,strategies", marks=pytest.mark.thorough),
     ],
 )
