@@ -34,9 +34,9 @@ enum EventType : uint64_t {
 constexpr uint64_t kKernelBit = uint64_t{1} << 62;
 constexpr int kBlockShift = 48;
 constexpr uint64_t kNumberMask = (uint64_t{1} << kBlockShift) - 1;
-// For events that are of no interest: NCCL wants some handle as their children's
-// parent.
-constexpr uint64_t kIgnored = uint64_t{1} << 61;
+// NCCL calls no more about an event without a handle. Most have none: it announces
+// those of groups and of its interface, too, whatever the mask says.
+constexpr uint64_t kNoHandle = 0;
 
 // What NCCL hands in. The rest begins at byte 24 in all versions.
 struct Event {
@@ -215,19 +215,22 @@ uint64_t Enqueue(RingBlock* block, const Event& event, bool is_peer) {
 }
 
 int Start(void* context, void** handle, const Event& event, uint64_t type) {
-  uint64_t made = kIgnored;
+  uint64_t made = kNoHandle;
   const auto parent = reinterpret_cast<uint64_t>(event.parent);
-  if (type == kKernel) {
-    if (parent != 0 && (parent & (kIgnored | kKernelBit)) == 0) {
-      ring->blocks[(parent >> kBlockShift) % kRingBlocks].kernels.store(
-          1, std::memory_order_relaxed);
-      if (RingOperation* operation = Find(parent)) {
-        operation->begun.fetch_add(1, std::memory_order_relaxed);
-        made = parent | kKernelBit;
-      }
+  if (type == kKernel && parent != 0) {
+    RingBlock& block = ring->blocks[(parent >> kBlockShift) % kRingBlocks];
+    if (block.kernels.load(std::memory_order_relaxed) == 0) {
+      block.kernels.store(1, std::memory_order_relaxed);
+    }
+    if (RingOperation* operation = Find(parent)) {
+      operation->begun.fetch_add(1, std::memory_order_relaxed);
+      made = parent | kKernelBit;
     }
   } else if (context != nullptr && (type == kCollective || type == kPeerToPeer)) {
-    made = Enqueue(static_cast<RingBlock*>(context), event, type == kPeerToPeer);
+    const uint64_t number =
+        Enqueue(static_cast<RingBlock*>(context), event, type == kPeerToPeer);
+    // The parent of the events of the GPU.
+    if (ring->has_kernels != 0) made = number;
   }
   *handle = reinterpret_cast<void*>(made);
   return 0;

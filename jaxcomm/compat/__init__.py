@@ -19,6 +19,7 @@ from jaxcomm.compat.needed import MODULES as MODULES
 from jaxcomm.compat.needed import NEEDED as NEEDED
 from jaxcomm.compat.needed import REQUIREMENT as REQUIREMENT
 from jaxcomm.compat.needed import needed_modules as needed_modules
+from jaxcomm.compat.processes import around_compilation as around_compilation
 from jaxcomm.compat.processes import around_start_of_devices as around_start_of_devices
 from jaxcomm.compat.processes import configured_cpu_devices as configured_cpu_devices
 from jaxcomm.compat.processes import from_dlpack as from_dlpack

@@ -5,7 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxcomm.diagnostics import waits
 from jaxcomm.diagnostics.alignment import Group, meetings
 from jaxcomm.diagnostics.findings import BEHIND, MISMATCH, Finding
-from jaxcomm.diagnostics.record import COMPLETED, FAILED, Entry, ProcessRecord
+from jaxcomm.diagnostics.record import (
+    COMPLETED,
+    FAILED,
+    Entry,
+    ProcessRecord,
+    numbered,
+)
 from jaxcomm.diagnostics.seen import Seen
 from jaxcomm.diagnostics.suspect import Account
 
@@ -66,7 +72,7 @@ def _account(process, record, groups, seen, **blame) -> Account:
         host=record.host if record else seen.host if seen else "",
         has_record=record is not None,
         last=_last(process, groups),
-        waits_in=_numbered(opened[0]) if opened else "",
+        waits_in=opened[0].numbered if opened else "",
         waited=max((opened[0].ended or now) - opened[0].started, 0) if opened else 0.0,
         has_failed=has_failed,
         raised=reason == _RAISED,
@@ -93,10 +99,10 @@ def _last(process, groups) -> str:
         done = [group.last_completed(rank) for rank in ranks]
         known = [entry for entry in done if entry is not None]
         if len(known) == len(ranks) > 0:
-            return _numbered(min(known, key=lambda entry: entry.sequence))
+            return min(known, key=lambda entry: entry.sequence).numbered
         is_silent = not any(group.entries[rank] for rank in ranks)
         if ranks and is_silent and (told := _told(group)):
-            return _numbered(told)
+            return told.numbered
     return ""
 
 
@@ -111,10 +117,6 @@ def _told(group) -> Entry | None:
         if recorded <= met.keys() and all(e.state == COMPLETED for e in met.values()):
             found = max(met.values(), key=lambda entry: entry.sequence)
     return found
-
-
-def _numbered(entry: Entry) -> str:
-    return f"{entry.name} #{entry.sequence}"
 
 
 def _blamed(findings, group_of, kind) -> dict[int, str]:
@@ -134,7 +136,9 @@ def _does(group, rank) -> str:
     entries = group.open_entries(rank)
     if not entries:
         return "came to nothing"
-    return f"came to {entries[0].operation} #{entries[0].sequence} instead"
+    entry = entries[0]
+    what = numbered(entry.operation, entry.sequence, entry.where)
+    return f"came to {what} instead"
 
 
 def _came_last(findings, group_of) -> set[int | None]:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxcomm.communicator import text_table as table
+from jaxcomm.diagnostics import habits
 from jaxcomm.diagnostics.alignment import Group, Meeting, meetings
 from jaxcomm.diagnostics.record import FAILED, STARTED, Entry
 
@@ -115,6 +116,11 @@ def _mismatch(group, parties) -> Finding:
         )
     blamed = sorted(rank for party in odd for rank in party)
     rivals = most if len(most) == max(map(len, odd)) else ()
+    if rivals:
+        broke, habit = habits.broken_by(group, parties)
+        if broke:
+            blamed, rivals = broke, ()
+            sentences.append(habit)
     found = _finding(MISMATCH, group, blamed, first_come, "; ".join(sentences))
     return dataclasses.replace(found, rivals=tuple(sorted(rivals)))
 

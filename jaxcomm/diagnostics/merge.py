@@ -10,9 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics import accounts, findings, record, ring, seen, suspect, waits
+from jaxcomm.diagnostics import (
+    accounts,
+    findings,
+    lines,
+    programs,
+    record,
+    ring,
+    seen,
+    suspect,
+    waits,
+)
 from jaxcomm.diagnostics.alignment import Group
 from jaxcomm.diagnostics.findings import Finding
+from jaxcomm.diagnostics.programs import Program
 from jaxcomm.diagnostics.record import ProcessRecord, RecordError
 from jaxcomm.diagnostics.ring import Ring
 from jaxcomm.diagnostics.seen import Seen
@@ -257,11 +268,13 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     by_launchers: list[Seen] = []
     skipped: list[str] = []
     rings: dict[int, Ring] = {}
+    compiled: dict[int, Sequence[Program] | None] = {}
     for path in paths:
         try:
             if os.fspath(path).endswith(ring.SUFFIX):
                 of_nccl = ring.load(path)
                 rings[of_nccl.process] = of_nccl
+                compiled[of_nccl.process] = programs.beside(path, of_nccl.pid)
                 continue
             found = _load(path)
         except RecordError as error:
@@ -285,7 +298,9 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
                 )
         path_of[found.process] = name
         records[found.process] = found
-    for found in ring.records([*rings.values()], socket.gethostname(), time.time()):
+    told = [*rings.values()]
+    named = lines.of_rings(told, compiled)
+    for found in ring.records(told, socket.gethostname(), time.time(), named):
         records[found.process] = _with_nccl(records.get(found.process), found)
     if not records and not by_launchers:
         raise RecordError("; ".join(skipped) or "no flight record was given")

@@ -75,6 +75,7 @@ class Entry:
       started: seconds since 1970.
       seconds: until it ended. None if it has not.
       signature: hash of collective, parameters, shapes and dtypes.
+      where: in which program and line, if that is known.
     """
 
     sequence: int
@@ -92,6 +93,7 @@ class Entry:
     started: float
     seconds: float | None
     signature: str = ""
+    where: str = ""
 
     @property
     def operation(self) -> str:
@@ -99,9 +101,19 @@ class Entry:
         return f"{self.name}({self.operands})"
 
     @property
+    def numbered(self) -> str:
+        """The call and its number, ``"psum #13 (all-reduce.3, train.py:88)"``."""
+        return numbered(self.name, self.sequence, self.where)
+
+    @property
     def ended(self) -> float | None:
         """When it ended, in seconds since 1970. None if it has not."""
         return None if self.seconds is None else self.started + self.seconds
+
+
+def numbered(name: str, sequence: int, where: str) -> str:
+    """Name an operation: ``"psum #13 (all-reduce.3, train.py:88)"``."""
+    return f"{name} #{sequence}" + (f" ({where})" if where else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

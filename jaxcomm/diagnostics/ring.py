@@ -8,7 +8,7 @@ ids, so ranks get ids that are theirs in these records alone.
 import dataclasses
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxcomm import own_file
 from jaxcomm.communicator import text_table as table
@@ -20,6 +20,7 @@ from jaxcomm.diagnostics.record import (
     Entry,
     ProcessRecord,
     RecordError,
+    numbered,
 )
 
 SUFFIX = ".ring"
@@ -49,6 +50,10 @@ _NAMES = {
     "Recv": ("recv", "receive"),
 }
 _BYTES_OF = {"8": 1, "16": 2, "32": 4, "64": 8, "4": 1, "5": 1}
+# A communicator's id, and a rank.
+Place = tuple[int, int]
+# What collectives of it are in programs, by their order: see lines.py.
+Lines = Mapping[Place, Mapping[int, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +226,15 @@ def _text(field):
     return table.plain(text)
 
 
-def records(rings: Sequence[Ring], host: str, time: float) -> tuple[ProcessRecord, ...]:
+def bytes_of(dtype: str) -> int:
+    """Return how many bytes an element of ``"float32"`` has; 1 if that is unknown."""
+    digits = "".join(filter(str.isdigit, dtype.partition("e")[0]))
+    return _BYTES_OF.get(digits, 1)
+
+
+def records(
+    rings: Sequence[Ring], host: str, time: float, lines: Lines
+) -> tuple[ProcessRecord, ...]:
     """Return the flight records of processes that NCCL's callbacks tell of.
 
     An operation that a GPU has not begun, while another GPU waits in it, is left out:
@@ -231,6 +244,7 @@ def records(rings: Sequence[Ring], host: str, time: float) -> tuple[ProcessRecor
       rings: one of each process.
       host: name of their machine.
       time: when they were read.
+      lines: what operations are in programs.
     """
     devices: dict[tuple[int, int], int] = {}
     members: dict[int, list[tuple[Ring, Block]]] = {}
@@ -253,7 +267,8 @@ def records(rings: Sequence[Ring], host: str, time: float) -> tuple[ProcessRecor
             if not any(of_rank.values()):
                 continue
             tells = {block.rank: block.tells for _, block in found}
-            entries = _entries(of_rank, tells, groups[0])
+            of_id = {rank: lines.get((id_, rank), {}) for rank in of_rank}
+            entries = _entries(of_rank, tells, groups[0], {} if is_peer else of_id)
             for ring, block in found:
                 made[ring.process].append(
                     CommunicatorRecord(
@@ -284,11 +299,12 @@ def records(rings: Sequence[Ring], host: str, time: float) -> tuple[ProcessRecor
     )
 
 
-def notes(rings: Sequence[Ring]) -> list[str]:
+def notes(rings: Sequence[Ring], lines: Lines) -> list[str]:
     """Say what GPUs have begun of what is enqueued, as far as NCCL tells.
 
     Args:
       rings: one of each process.
+      lines: what operations are in programs.
     """
     found = []
     for ring in rings:
@@ -310,9 +326,9 @@ def notes(rings: Sequence[Ring]) -> list[str]:
                 if first.has_begun
                 else "has not begun, though it is enqueued"
             )
-            found.append(
-                f"process {ring.process}: {name} #{first.order}, which its GPU {how}"
-            )
+            where = lines.get((block.id, block.rank), {}).get(first.order, "")
+            what = numbered(name, first.order, where)
+            found.append(f"process {ring.process}: {what}, which its GPU {how}")
     return found
 
 
@@ -322,7 +338,7 @@ def _place(ring, block):
     return ranks.index(block.rank)
 
 
-def _entries(of_rank, tells, devices):
+def _entries(of_rank, tells, devices, lines):
     last = {rank: ops[-1].order if ops else 0 for rank, ops in of_rank.items()}
     least, most = min(last.values()), max(last.values())
     awaited = {
@@ -347,14 +363,14 @@ def _entries(of_rank, tells, devices):
                 is_done = operation.order < least or (
                     operation.order == least and least < most
                 )
-            entries.append(_entry(operation, rank, devices[rank], is_done))
+            where = lines.get(rank, {}).get(operation.order, "")
+            entries.append(_entry(operation, rank, devices[rank], is_done, where))
         found[rank] = tuple(entries)
     return found
 
 
-def _entry(operation, rank, device, is_done):
+def _entry(operation, rank, device, is_done, where):
     collective, name = _NAMES.get(operation.collective, (operation.collective,) * 2)
-    digits = "".join(filter(str.isdigit, operation.dtype.partition("e")[0]))
     ended = operation.ended if operation.ended is not None else operation.enqueued
     operands = f"{operation.dtype}[{operation.count}]"
     if operation.is_peer:
@@ -371,8 +387,9 @@ def _entry(operation, rank, device, is_done):
         name=name,
         operands=operands,
         dtype=operation.dtype,
-        bytes=operation.count * _BYTES_OF.get(digits, 1),
+        bytes=operation.count * bytes_of(operation.dtype),
         state=COMPLETED if is_done else STARTED,
         started=operation.enqueued,
         seconds=max(ended - operation.enqueued, 0.0) if is_done else None,
+        where=where,
     )

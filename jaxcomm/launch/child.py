@@ -100,6 +100,12 @@ def join(report=lambda news: None) -> None:
     ours = place()
     if "JAXCOMM_LAUNCHED" in os.environ and not ABSENCE:
         extension.answer_early(ours["process_id"], ours["num_processes"])
+    if folder := os.environ.get("JAXCOMM_WATCH_DIR"):
+        from jaxcomm.launch.compiled import Compiled
+
+        with contextlib.suppress(OSError):
+            name = f"nccl-{ours['process_id']}.programs"
+            Compiled(pathlib.Path(folder, name)).keep()
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     if is_elastic:
         presence.tell_of_given_up(lambda process: report(f"gave-up {process}"))

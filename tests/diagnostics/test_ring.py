@@ -13,8 +13,9 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm.diagnostics import ring
+from jaxcomm.diagnostics import programs, ring
 from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.programs import Call
 from jaxcomm.diagnostics.record import RecordError
 
 LIBRARY = pathlib.Path(jaxcomm.__file__).parent / "libjaxcomm_watch.so"
@@ -67,6 +68,21 @@ CASES = {
 }
 
 
+def write_programs(file):
+    """What the process of a file of NCCL's compiled: sums, then a gather."""
+    calls = [
+        Call(name=name, kind=kind, sizes=(("float32", count, size),), groups=None)
+        for name, kind, count, size in (
+            ("sum, train.py:8", "allred", 256, 1024),
+            ("gather, train.py:9", "allgat", 9, 36),
+        )
+    ]
+    found = ring.load(file)
+    line = programs.to_json(("seq", ("loop", calls[0]), calls[1]), [0, 1])
+    path = file.with_suffix(programs.SUFFIX)
+    path.write_text(f"{programs.head(found.pid)}\n{line}\n")
+
+
 @pytest.mark.parametrize(
     ("case", "version"),
     [*((case, 5) for case in CASES), ("not enqueued", 4), ("not enqueued", 6)],
@@ -78,10 +94,13 @@ def test_who_does_not_come_is_named(case, version, tmp_path):
     step = STEP.format(version=version, process=1, turns=300)
     script(step + text, tmp_path, 1)
     files = sorted(tmp_path.glob(ring.PATTERN))
+    for file in files:
+        write_programs(file)
     merged = merge_files(files)
+    assert "last completed all-reduce #300 (sum, train.py:8)" in merged.suspect
     assert len(merged.groups) == 1  # ours are not told a second time
     assert expected in str(merged)
-    notes = ring.notes([ring.load(file) for file in files])
+    notes = ring.notes([ring.load(file) for file in files], {})
     assert notes[0] == (
         "process 0: all-gather #301, which its GPU has begun and not ended"
     )
@@ -92,6 +111,11 @@ def test_who_does_not_come_is_named(case, version, tmp_path):
         )
     if case != "another shape":
         assert merged.suspect.startswith("suspect: process 1 ")
+        waits = "process 0 waits in all-gather #301 (gather, train.py:9) for "
+        assert waits in merged.suspect
+    else:
+        # It is in none of its programs.
+        assert ", and it came to all-gather(float32[7]) #301 instead" in merged.suspect
 
 
 def test_without_events_of_the_gpu_who_enqueued_less_is_named(tmp_path):

@@ -15,7 +15,7 @@ from jaxcomm.launch.process import Usage
 pytestmark = pytest.mark.multiprocess
 
 CALLS = pathlib.Path(__file__).parents[1] / "diagnostics"
-# Process 1 enqueues all but the last.
+# A step is a sum and a gather. In the fourth, process 1 does something else.
 PROGRAM = f"""
 import pathlib
 sys.path[:0] = {str(CALLS)!r}, {str(CALLS.parent / "support")!r}
@@ -25,19 +25,43 @@ from nccl_calls import Nccl
 nccl = Nccl(5)
 context = nccl.join(i, 2)
 again = os.environ["JAXCOMM_RESTART_COUNT"] != "0"
-for turn in range(3):
+for turn in range(4):
     nccl.run(context, nccl.enqueue(context, b"AllReduce"))
+    nccl.run(context, nccl.enqueue(context, b"AllGather", 1024, b"ncclInt8"))
 # Nobody waits for process 1 before it is there.
 there = pathlib.Path(os.environ["JAXCOMM_DUMP_DIR"], "there")
-if i == 1:
+if again:
+    pass
+elif i == 1:
+    FAULT
     there.touch()
-elif not again:
+else:
     waiting.until(there.exists, "process 1")
     handle = nccl.enqueue(context, b"AllReduce")
     nccl.run(context, handle, ends=False)
 if not again:
     signal.pause()
 """
+FAULTS = {
+    "late": "pass",
+    "skips": """
+    handle = nccl.enqueue(context, b"AllGather", 1024, b"ncclInt8")
+    nccl.run(context, handle, ends=False)""",
+    "another shape": """
+    nccl.run(context, nccl.enqueue(context, b"AllReduce", 512), ends=False)""",
+    # As JAX, it does not leave before the others.
+    "leaves early": """
+    import atexit
+    atexit.register(waiting.forever)
+    there.touch()
+    sys.exit(0)""",
+}
+
+
+def program(fault):
+    return PROGRAM.replace("\n    FAULT", f"\n    {FAULTS[fault].strip()}")
+
+
 # Until the launcher has told.
 WAIT = """
 import glob
@@ -46,8 +70,8 @@ waiting.until(lambda: glob.glob(told), "what the launcher saw")
 """
 WATCH = {"platform": "cuda", "watch": True, "watch_timeout": 1.0}
 WHO = "suspect: process 1 (pid "
-WHAT = "last completed all-reduce #3"
-HOW = "process 0: all-reduce #4, which its GPU has begun and not ended"
+WHAT = "last completed all-gather #8"
+HOW = "process 0: all-reduce #9, which its GPU has begun and not ended"
 
 
 @pytest.fixture(autouse=True)
@@ -55,20 +79,25 @@ def no_other_plugin(monkeypatch):
     monkeypatch.delenv("NCCL_PROFILER_PLUGIN", raising=False)
 
 
-def test_it_is_named_ended_and_started_again(launch):
-    status, _, err = launch(PROGRAM, max_restarts=1, **WATCH)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_named_ended_and_started_again(launch, fault):
+    status, _, err = launch(program(fault), max_restarts=1, grace=2.0, **WATCH)
     assert status == 0
     lines = [each for each in err.splitlines() if each.startswith("jaxcomm.launch: ")]
     first = next(each for each in lines if "suspect" in each)
     assert WHO in first
+    assert "equally likely" not in first
     assert WHAT in first
-    assert f"jaxcomm.launch: --watch: no progress for 1 s: {HOW}; stopping" in lines
+    assert "process 0 waits in all-reduce #9" in first
+    told = next(each for each in lines if "--watch: no progress for 1 s: " in each)
+    assert HOW in told
+    assert told.endswith("; stopping")
     assert any("restart 1 of 1: process 1" in each for each in lines)
 
 
 def test_without_restarts_it_goes_on(launch):
     status, _, err = launch(
-        PROGRAM.replace("if not again:\n    signal.pause()\n", WAIT),
+        program("late").replace("if not again:\n    signal.pause()\n", WAIT),
         **WATCH,
     )
     assert status == 0
@@ -151,7 +180,7 @@ def test_on_cpus_a_collective_of_xla_is_watched_by_cpu_time(launch):
     assert "restart 1 of 1: no progress" in err
 
 
-FAULTS = {
+ON_CPUS_FAULTS = {
     "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "suspect: process 1 (pid "),
     "ended": ("", "likely: process 1 (pid "),
     "loops": ("while True: pass", "cannot tell: process 1 works"),
@@ -159,9 +188,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ON_CPUS_FAULTS)
 def test_on_cpus_it_is_said_what_can_be_known(launch, fault):
-    text, expected = FAULTS[fault]
+    text, expected = ON_CPUS_FAULTS[fault]
     if fault == "ended":
         text = "import atexit; atexit.register(forever)"
     if fault == "loops":
