@@ -19,6 +19,7 @@
 
 #include "ffi/backends/nccl/engines/device_arena.h"
 #include "ffi/backends/nccl/engines/symmetric_memory.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/backends/nccl/nccl_communicator.h"
 #include "ffi/backends/nccl/world.h"
 #include "ffi/core/communicator.h"
@@ -153,7 +154,7 @@ std::string RegisterMemory(int64_t key, const HeldMemory& memory) {
 
 void FailWorlds(const std::string& reason) {
   nb::gil_scoped_release release;
-  Health::FailAllElsewhere(reason);
+  ProcessFailure::Get().FailAllElsewhere(reason);
 }
 
 void Suspend(int64_t key, bool suspend) {
@@ -232,13 +233,16 @@ void BindNccl(nb::module_& m) {
         if (DevicesAreStopped()) ThrowIfFailed(DevicesStoppedError());
       },
       "Raises if the GPUs of this process were stopped.");
-  m.def("first_failure", &FirstFailure,
-        "What failed first of this process's collectives over NCCL, or \"\".");
-  m.def("forget_failures", &ForgetFailures,
-        "Has first_failure() tell of those that come: all communicators are closed.");
   m.def(
-      "wait_for_aborts", &Health::WaitForAborts, nb::arg("seconds"),
-      nb::call_guard<nb::gil_scoped_release>(),
+      "first_failure", [] { return ProcessFailure::Get().first(); },
+      "What failed first of this process's collectives over NCCL, or \"\".");
+  m.def(
+      "forget_failures", [] { ProcessFailure::Get().Forget(); },
+      "Has first_failure() tell of those that come: all communicators are closed.");
+  m.def(
+      "wait_for_aborts",
+      [](double seconds) { return ProcessFailure::Get().WaitForAborts(seconds); },
+      nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
       "Waits for threads that abort operations of NCCL; returns whether all are done.");
   m.def("end_process", &EndProcess, nb::arg("text"),
         nb::call_guard<nb::gil_scoped_release>(),

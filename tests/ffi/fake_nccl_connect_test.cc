@@ -139,7 +139,7 @@ TEST(a_failure_elsewhere_ends_the_wait_for_ranks_that_connect) {
     WithPeer with;
     const auto world = Must(with.MakeWorld());
     const Status status = While(
-        stuck, [] { Health::FailAllElsewhere("process 7 failed first"); },
+        stuck, [] { ProcessFailure::Get().FailAllElsewhere("process 7 failed first"); },
         [&] { return with.Make(world); });
     CHECK_FAILS(status, "process 7 failed first");
   }

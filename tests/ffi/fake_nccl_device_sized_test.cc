@@ -4,6 +4,7 @@
 #include <random>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/backends/nccl/plans/engine_choice.h"
 #include "tests/ffi/nccl_ranks.h"
 
@@ -267,16 +268,16 @@ TEST(the_watch_says_what_did_not_fit) {
   Numbers numbers = RandomNumbers(problem, random);
   numbers.sizes[1][0] = numbers.expected[0][1] = 9;
   const auto communicator = MakeSized(problem, 4096);
-  ForgetFailures();
+  ProcessFailure::Get().Forget();
   ForRanks(2, [&](int rank) {
     Ragged ragged(problem, numbers, rank, site.get());
     CHECK_OK(ragged.Enqueue(*communicator));
     ragged.on.Synchronize();
   });
   // Nobody calls again.
-  CHECK_TRUE(Until([] { return !FirstFailure().empty(); }));
-  CHECK_CONTAINS(FirstFailure(), "slice 0 of rank 1 takes 9 rows");
-  ForgetFailures();
+  CHECK_TRUE(Until([] { return !ProcessFailure::Get().first().empty(); }));
+  CHECK_CONTAINS(ProcessFailure::Get().first(), "slice 0 of rank 1 takes 9 rows");
+  ProcessFailure::Get().Forget();
 }
 
 // A rank that does not come: nothing of ours waits for it but NCCL.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/core/last_resort.h"
 #include "tests/ffi/nccl_ranks.h"
 
@@ -223,14 +224,14 @@ TEST_ALONE(a_process_that_ends_leaves_others_to_their_work, EXIT_SUCCESS) {
   CHECK_OK(first.Enqueue(*beside.own));
   beside.process.Kill();
   LetOthersRun();
-  CHECK_EQ(FirstFailure(), "");
+  CHECK_EQ(ProcessFailure::Get().first(), "");
   CHECK_OK(second.Enqueue(*beside.own));
   for (Psum* sum : {&first, &second}) {
     CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
     CHECK_EQ(sum->result[0], 2.0f);
   }
-  CHECK_TRUE(Until([] { return !FirstFailure().empty(); }));
-  CHECK_CONTAINS(FirstFailure(), "process 1 (rank 1) has ended");
+  CHECK_TRUE(Until([] { return !ProcessFailure::Get().first().empty(); }));
+  CHECK_CONTAINS(ProcessFailure::Get().first(), "process 1 (rank 1) has ended");
   CHECK_TRUE(!DevicesAreStopped());
 }
 

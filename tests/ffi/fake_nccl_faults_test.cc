@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {
@@ -93,10 +93,10 @@ bool Fail(const Kind& kind, int after) {
         outcome.status.failure() || outcome.is_right || outcome.is_poisoned;
     if (!may_leave) CHECK_EQ(what, "leaves no number");
   }
-  if (failed && !is_told && FirstFailure().empty())
+  if (failed && !is_told && ProcessFailure::Get().first().empty())
     CHECK_EQ(what, "tells that it failed");
   communicator->Abort(FailedPrecondition("closed"));
-  ForgetFailures();
+  ProcessFailure::Get().Forget();
   return failed;
 }
 

@@ -1,7 +1,7 @@
 // Split-phase collectives on devices with streams, as XLA:GPU asks for them, and what
 // closing waits for.
 
-#include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {
@@ -209,7 +209,7 @@ TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
   };
   may_launch = [] { return looks >= 8; };  // two each time, one at each rank
   auto communicator = MakeSlowToLaunch(library);
-  ForgetFailures();
+  ProcessFailure::Get().Forget();
   Swap swap;
   std::thread launches([&] {
     OnDevice on(0);
@@ -229,7 +229,7 @@ TEST(closing_waits_for_a_rank_that_is_about_to_launch) {
   swap.Synchronize();
   CHECK_EQ(swap.first.result[0], 2.0f);
   CHECK_EQ(swap.second.result[0], 1.0f);
-  CHECK_EQ(FirstFailure(), "");
+  CHECK_EQ(ProcessFailure::Get().first(), "");
 }
 
 TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {

@@ -119,7 +119,7 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
   });
   // Every process of the world takes part.
   patience.lost_peers = [this]() -> std::string {
-    return Health::IsAnyBusy() ? "" : health_->gone_text();
+    return ProcessFailure::Get().IsAnyBusy() ? "" : health_->gone_text();
   };
   if (status.success()) {
     status = WaitUntilReady(library_, comms_, patience, "ncclCommSplit");
@@ -131,7 +131,7 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
     health_->SetBroken();
     // An abort would end operations of the communicators that share, without a result.
     // So if one is busy, the new ones wait for the end of the world.
-    if (!Health::RefuseAllOf(*health_, status)) {
+    if (!ProcessFailure::Get().RefuseAllOf(*health_, status)) {
       std::vector<nccl::Comm> there;  // in the order of the devices
       for (nccl::Comm& comm : *made) {
         there.push_back(__atomic_load_n(&comm, __ATOMIC_ACQUIRE));  // it is done

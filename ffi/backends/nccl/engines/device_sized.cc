@@ -285,11 +285,11 @@ bool DeviceSized::FailIfRefused(const RankFacts& rank) {
   }
   const Operation& operation = OperationTable::Get().At(refusal->operation);
   parts_.health.Fail(
-      InvalidArgument(operation.name, "(", operation.operands, ") over axes ",
-                      parts_.spec.axes, ", ", rank.ToString(), ": ",
-                      ReasonOf(*refusal, rank.size),
-                      ". On all ranks of the group every bit of its result is set"),
-      /*names_a_call=*/true, /*dump=*/"error");
+      {InvalidArgument(operation.name, "(", operation.operands, ") over axes ",
+                       parts_.spec.axes, ", ", rank.ToString(), ": ",
+                       ReasonOf(*refusal, rank.size),
+                       ". On all ranks of the group every bit of its result is set"),
+       /*names_a_call=*/true, /*dump=*/"error"});
   return true;
 }
 

@@ -139,16 +139,6 @@ class Stopper {
   std::atomic<bool> is_stopped_{false}, has_ended_{false};
 };
 
-struct First {
-  Mutex mutex;
-  std::string text GUARDED_BY(mutex);
-};
-
-First& TheFirst() {
-  static First& first = *new First;
-  return first;
-}
-
 }  // namespace
 
 Status PrepareDeviceStop(const NcclLibrary& library, cuda::Context context) {
@@ -161,6 +151,7 @@ void StopDevices(const std::string& why, std::set<int64_t> late,
 }
 
 void CameTooLate(int64_t ordinal) { Stopper::Get().Came(ordinal); }
+void ForgetThatCameTooLate() { Stopper::Get().Forget(); }
 
 bool DevicesAreStopped() { return Stopper::Get().is_stopped(); }
 
@@ -175,22 +166,6 @@ Status DevicesStoppedError() {
                 StrCat("the GPUs of this process are stopped, because a collective "
                        "failed: ",
                        Stopper::Get().why()));
-}
-
-void RecordFirstFailure(const std::string& text) {
-  MutexLock lock(TheFirst().mutex);
-  if (TheFirst().text.empty()) TheFirst().text = text;
-}
-
-void ForgetFailures() {
-  Stopper::Get().Forget();
-  MutexLock lock(TheFirst().mutex);
-  TheFirst().text.clear();
-}
-
-std::string FirstFailure() {
-  MutexLock lock(TheFirst().mutex);
-  return TheFirst().text;
 }
 
 }  // namespace jaxcomm

@@ -52,6 +52,7 @@ void StopDevices(const std::string& why, std::set<int64_t> late = {},
 
 // Says that a thread of a device came to an operation of a communicator that failed.
 void CameTooLate(int64_t ordinal);
+void ForgetThatCameTooLate();
 
 // Whether StopDevices() was called: no CUDA or NCCL call makes sense any more, also
 // where it waits for a device that is late.
@@ -63,12 +64,6 @@ void WaitForDeviceStop();
 
 // Returns the error of every operation from then on.
 Status DevicesStoppedError();
-
-// The first failure of a collective in this process since the last ForgetFailures(),
-// or "".
-void RecordFirstFailure(const std::string& text);
-std::string FirstFailure();
-void ForgetFailures();
 
 }  // namespace jaxcomm
 

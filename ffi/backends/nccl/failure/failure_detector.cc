@@ -5,7 +5,7 @@
 
 #include "ffi/backends/nccl/engines/engine.h"
 #include "ffi/backends/nccl/failure/device_stop.h"
-#include "ffi/backends/nccl/failure/health.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/queue/local_rank.h"
 
@@ -50,9 +50,9 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
   std::string text = Describe(overdue, spec_, rank.facts);
   text += is_late ? DescribeLate(spec_) : overdue.status.message();
   return {What::kFailure,
-          Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
-                 std::move(text)),
-          /*names_a_call=*/true, is_late ? "timeout" : "error"};
+          {Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
+                  std::move(text)),
+           /*names_a_call=*/true, is_late ? "timeout" : "error"}};
 }
 
 std::string FailureDetector::LostPeers() const {
@@ -90,13 +90,14 @@ FailureDetector::Finding FailureDetector::LookForPeers() {
   const bool may_drain =
       HaveWork(ranks_) && Clock::now() - peer_lost_ < kDrainAfterPeerExit;
   // If nothing of it fails, others that are at work may do without the process.
-  const bool may_wait = !AreBusy(ranks_) && Health::IsAnyBusy();
+  const bool may_wait = !AreBusy(ranks_) && ProcessFailure::Get().IsAnyBusy();
   if (may_drain || may_wait) return {What::kLookAgainSoon};
   std::string text = FirstOperation(ranks_, spec_);
   const bool names_a_call = !text.empty();
   if (text.empty()) text = NameOf(spec_) + ": ";
-  return {What::kFailure, Status(ErrorCode::kAborted, StrCat(text, lost, " has ended")),
-          names_a_call, "peer gone"};
+  return {What::kFailure,
+          {Status(ErrorCode::kAborted, StrCat(text, lost, " has ended")), names_a_call,
+           "peer gone"}};
 }
 
 }  // namespace jaxcomm

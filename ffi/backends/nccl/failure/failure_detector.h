@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/backends/nccl/failure/world_health.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/base/status.h"
@@ -25,9 +26,7 @@ class FailureDetector {
   struct Finding {
     enum class What { kNothing, kLookAgainSoon, kFailure };
     What what = What::kNothing;
-    Status reason = OkStatus();
-    bool names_a_call = true;    // whether the reason does
-    const char* dump = nullptr;  // the reason of the flight record
+    Cause cause = {};
   };
 
   // All must outlive it.

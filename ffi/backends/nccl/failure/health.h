@@ -1,35 +1,19 @@
-// The health of a communicator: whether it takes calls, why not, and how it ends.
-//
-// Nothing is aborted while a device is at it, unless its results are poisoned first:
-// XLA takes what an aborted operation leaves in memory for its result. And what one
-// waits for may be what others wait for: their operations wait for the same rank, an
-// abort of one waits for the device that another is at, and NCCL's abort flag belongs
-// to all that share resources. So a failure is the failure of all communicators of the
-// process, and there is one way to end:
-//   1. wait a moment for what is about to end;
-//   2. refuse every call from now on, and set the poison word, if there is one;
-//   3. if a device is at an operation, do what the strictest policy says of those that
-//      have some: stop the GPUs of this process (device_stop.h), end the process, or
-//      abort the poisoned operations, on threads of their own, since an abort waits for
-//      the device, and once other processes have poisoned theirs (world_health.h). What
-//      stops GPUs also aborts what keeps threads inside NCCL, which looks at no device
-//      there, once no number can leave any more;
-//   4. a last resort (last_resort.h) ends the process if a step does not end.
+// The health of a communicator: whether it takes calls, and why not. It fails with all
+// others of the process, see process_failure.h.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_HEALTH_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_FAILURE_HEALTH_H_
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/failure_detector.h"
 #include "ffi/backends/nccl/failure/poison.h"
+#include "ffi/backends/nccl/failure/process_failure.h"
 #include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/failure/world_health.h"
 #include "ffi/backends/nccl/library/library.h"
@@ -97,18 +81,8 @@ class Health final : public Watched {
   Status FailCall(const Call& call, const RankFacts& rank, const Status& status);
   // Likewise, and always fails the communicator.
   Status FailBy(const Call& call, const RankFacts& rank, const Status& status);
-  // Fails all as written above. `names_a_call`: whether the reason does, as the text of
-  // an error must. `dump`: the reason of the flight record that is written if something
-  // was in flight; null: none. `is_closing`: the process goes on, since a process that
-  // closes what it has before it ends keeps its status.
-  void Fail(const Status& reason, bool names_a_call = true, const char* dump = nullptr,
-            bool is_closing = false);
-  // Fails those that span processes because another process says that something failed
-  // there. Also those that are being made.
-  static void FailAllElsewhere(const std::string& reason);
-  // Has all communicators of a world refuse calls, and ends nothing. Returns whether a
-  // device is at an operation of one.
-  static bool RefuseAllOf(const WorldHealth& world, const Status& reason);
+  // Fails all communicators of the process.
+  void Fail(const Cause& cause) { ProcessFailure::Get().Fail(*this, cause); }
   // Refuses calls, and waits for those in flight. What does not end fails.
   void Close(const Status& reason);
 
@@ -128,26 +102,19 @@ class Health final : public Watched {
   // Adds to a patience what else ends it: the end of this, or of a process it needs.
   NcclPatience WhileWell(NcclPatience patience) const;
 
-  // Whether a device may be at an operation of any communicator of this process.
-  static bool IsAnyBusy();
-  // Waits for the threads that abort operations and free what failed: a process that
-  // ends meanwhile takes the driver from them. Returns whether all are done in time.
-  static bool WaitForAborts(double seconds);
-
   // Watched:
   bool Poll() override;
   double poll_seconds() const override;
   const char* stuck_text() const override { return kDriverStuck; }
 
  private:
-  using All = std::vector<std::shared_ptr<Health>>;
+  friend class ProcessFailure;  // has it fail, and aborts what it is at
+
+  // For NCCL's kernels to leave after an abort.
+  static constexpr double kAbortSeconds = 10;
 
   bool is_busy() const;
   bool PollLocked() REQUIRES(polling_);
-  // The strictest policy of those that are busy, nothing if none is. Waits some
-  // milliseconds for what is about to end.
-  static std::optional<OnFailure> StrictestSoon(const All& all);
-  static std::optional<OnFailure> Strictest(const All& all);
   // Whether each group has its ranks in one process.
   bool is_of_one_process() const;
   // The devices, by ordinal, that a stop waits for after a failure.
@@ -155,20 +122,10 @@ class Health final : public Watched {
   // Refuses calls from now on. Returns false if it refused them before.
   bool Refuse(State state, const Status& reason, bool names_a_call);
   bool SetFailed(const Status& reason, bool names_a_call);
-  void FailElsewhere(const std::string& reason);
   // Returns the error of a call to a communicator that has failed.
   Status FailureOf(const Call& call, const RankFacts& rank) const;
   void RefuseInEngines();
-  // What an abort is for, and so what it waits for first.
-  enum class Ends {
-    kPoisoned,  // operations whose results are poisoned, in all processes
-    // What keeps threads inside NCCL: nothing was in flight, or once the devices are
-    // stopped.
-    kThreadsInNccl,
-  };
   bool IsInNccl(const LocalRank& rank) const;
-  void AbortElsewhere(Ends what);
-  void AbortRank(LocalRank& rank, Ends what);
 
   static inline std::atomic<int64_t> num_watched_{0};
 

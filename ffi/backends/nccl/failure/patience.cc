@@ -27,7 +27,7 @@ Status RunPatiently(Health& health, std::shared_ptr<void> owner,
   });
   if (ended.failure()) {
     thread.detach();
-    health.Fail(ended);
+    health.Fail({ended});
     return ended;
   }
   thread.join();
@@ -43,14 +43,14 @@ Status RunGuarded(Health& health, const std::string& what, const NcclPatience& p
   ASSIGN_OR_RETURN(std::thread guard, StartThread([&] {
                      const Status ended =
                          Wait(of_guard, what, [&] { return done.load(); });
-                     if (ended.failure()) health.Fail(ended);
+                     if (ended.failure()) health.Fail({ended});
                    }));
   Status status = call();
   done = true;
   guard.join();
   // If it was aborted, its streams may have come to their ends, too.
   if (health.failed()) return health.failure();
-  if (status.failure()) health.Fail(status);
+  if (status.failure()) health.Fail({status});
   return status;
 }
 
