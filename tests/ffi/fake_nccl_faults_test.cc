@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/process_failure.h"
 #include "tests/ffi/nccl_ranks.h"
 
@@ -70,7 +71,9 @@ Outcome RunRank(Communicator& communicator, const Kind& kind, CallSite* site,
 
 // Returns whether a call failed.
 bool Fail(const Kind& kind, int after) {
-  const auto communicator = Make(kind.options);
+  // A stream of the communicator's may still be at them after a start that failed.
+  std::vector<float> operands[2], results[2];
+  auto communicator = Make(kind.options);
   const auto site = kind.site();
   std::vector<Outcome> outcomes(2);
   std::atomic<int> ready{0};
@@ -83,6 +86,8 @@ bool Fail(const Kind& kind, int after) {
     }
     CHECK_TRUE(Until([&] { return ready == 3; }));
     outcomes[rank] = RunRank(*communicator, kind, site.get(), part);
+    operands[rank] = std::move(part.operand);
+    results[rank] = std::move(part.result);
   });
   const bool failed = TheFake().forget_faults() == 0;
   bool is_told = false;
@@ -97,6 +102,10 @@ bool Fail(const Kind& kind, int after) {
     CHECK_EQ(what, "tells that it failed");
   communicator->Abort(FailedPrecondition("closed"));
   ProcessFailure::Get().Forget();
+  // Threads that abort keep it, too.
+  const std::weak_ptr<Communicator> kept = communicator;
+  communicator = nullptr;
+  CHECK_TRUE(Until([&] { return kept.expired(); }));
   return failed;
 }
 
