@@ -84,6 +84,9 @@ template <typename AnyMutex>
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(AnyMutex& mutex) ACQUIRE(mutex) : lock_(mutex) {}
+  // Of a lock that the caller holds, as after try_lock().
+  MutexLock(AnyMutex& mutex, std::adopt_lock_t adopt) REQUIRES(mutex)
+      : lock_(mutex, adopt) {}
   ~MutexLock() RELEASE() {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

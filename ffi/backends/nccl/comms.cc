@@ -186,10 +186,11 @@ Status Comms::Connect() {
 
 Status Comms::AsyncError(LocalRank& rank) {
   if (rank.queue.given() == 0 || comm(rank.facts.place) == nullptr) return OkStatus();
-  const std::unique_lock<TimedMutex> lock(rank.queue.launching, std::try_to_lock);
+  if (!rank.queue.launching.try_lock()) return OkStatus();
+  const MutexLock lock(rank.queue.launching, std::adopt_lock);
   const nccl::Comm own = comm(rank.facts.place);
   nccl::Result state = nccl::kSuccess;
-  if (!lock || own == nullptr ||
+  if (own == nullptr ||
       library_.nccl.CommGetAsyncError(own, &state) != nccl::kSuccess) {
     return OkStatus();
   }
@@ -197,11 +198,9 @@ Status Comms::AsyncError(LocalRank& rank) {
 }
 
 void Comms::Abort(LocalRank& rank) {
-  nccl::Comm own = nullptr;
-  {
-    const std::unique_lock<TimedMutex> lock(rank.queue.launching, kLaunchPatience);
-    own = items_[rank.facts.place].comm.exchange(nullptr);
-  }
+  const bool is_alone = rank.queue.launching.try_lock_for(kLaunchPatience);
+  const nccl::Comm own = items_[rank.facts.place].comm.exchange(nullptr);
+  if (is_alone) rank.queue.launching.unlock();
   if (own == nullptr) return;
   const CurrentContext current(library_.cuda, rank.facts.context);
   library_.nccl.CommAbort(own);
@@ -217,9 +216,10 @@ size_t Comms::AddBytes(nccl::MemStat stat, int64_t* bytes) const {
   size_t accounted = 0;
   for (const auto& rank : ranks_) {
     // An abort takes the lock as well: the communicator stays while it is held.
-    const std::unique_lock<TimedMutex> lock(rank->queue.launching, std::try_to_lock);
+    if (!rank->queue.launching.try_lock()) continue;
+    const MutexLock lock(rank->queue.launching, std::adopt_lock);
     const CurrentContext current(library_.cuda, rank->facts.context);
-    if (lock && AddDeviceBytes(library_, comm(rank->facts.place), stat, bytes)) {
+    if (AddDeviceBytes(library_, comm(rank->facts.place), stat, bytes)) {
       ++accounted;
     }
   }

@@ -34,8 +34,8 @@ uint64_t ThisHost() { return Fnv1a(ReadSystemFile("/proc/sys/kernel/random/boot_
 
 uint64_t ThisProcess() {
   static Mutex mutex;
-  static pid_t pid = 0;
-  static uint64_t number = 0;
+  static pid_t pid GUARDED_BY(mutex) = 0;
+  static uint64_t number GUARDED_BY(mutex) = 0;
   MutexLock lock(mutex);
   if (pid != getpid()) {
     pid = getpid();

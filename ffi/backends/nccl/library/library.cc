@@ -86,7 +86,7 @@ Status Load(const std::vector<std::string>& paths, NcclLibrary* library) {
 
 Mutex mutex;
 // Never destroyed: the watchdog may use it while the process exits.
-const NcclLibrary* loaded = nullptr;
+const NcclLibrary* loaded GUARDED_BY(mutex) = nullptr;
 
 }  // namespace
 

@@ -68,7 +68,7 @@ std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec
 
 // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
 // may need one rank to go on before another. With `wait_until_idle`, nothing is in
-// flight then.
+// flight then. Clang follows no set of locks.
 using LaunchLocks = std::vector<std::unique_lock<TimedMutex>>;
 ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
                              bool wait_until_idle);
