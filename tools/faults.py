@@ -1,13 +1,15 @@
 """Jobs with faults on this machine: what the launcher says, and whether they go on.
 
 python tools/faults.py table            each fault, as docs/failures.md shows it
+python tools/faults.py table --gpus --processes 2 --guilty 1 --jobs 4
 python tools/faults.py random --runs 100    kill or stop any process at any moment
 
-Both run tests/support/guilty.py on the jaxcomm that is installed.
+All run tests/support/guilty.py on the jaxcomm that is installed.
 """
 
 import argparse
 import ast
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -26,18 +28,29 @@ PROGRAM = str(SUPPORT / "guilty.py")
 # A run that takes longer hangs.
 HANG_SECONDS = 150.0
 TIMEOUT_SECONDS = 5
+# Of GPUs: jobs beside each other share their memory, and take longer to meet. NCCL
+# does not compare calls by itself.
+_ON_GPUS = {
+    "JAX_PLATFORMS": "cuda,cpu",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "JAXCOMM_TIMEOUT": "60",
+}
+_COMPARED = ("shape", "collective")
 
 
 class Run:
     """A job of the launcher, and its lines with the times at which they came."""
 
-    def __init__(self, processes, *words, elastic=False, timeout=TIMEOUT_SECONDS):
+    def __init__(
+        self, processes, *words, elastic=False, timeout=TIMEOUT_SECONDS, more=()
+    ):
         self.begin = time.time()
         self.lines = []
         environment = os.environ | {
             "JAXCOMM_TIMEOUT": str(timeout),
             "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
             "PYTHONPATH": f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}",
+            **dict(more),
         }
         self.popen = subprocess.Popen(
             [
@@ -86,28 +99,55 @@ class Run:
         return "\n".join(line for _, line in self.lines)
 
 
+def guilty_run(options, fault, who, elastic):
+    """Return a job in which a process does wrong, once it has ended or hung."""
+    # A slow process is named at the end: nothing is to fail before.
+    timeout = HANG_SECONDS if fault == "slow" else TIMEOUT_SECONDS
+    more = {}
+    if options.gpus:
+        more = _ON_GPUS | ({"JAXCOMM_CHECK": "1"} if fault in _COMPARED else {})
+    words = fault, str(who), str(guilty.STEPS), str(timeout)
+    run = Run(options.processes, *words, elastic=elastic, timeout=timeout, more=more)
+    run.hung = not run.ends()
+    return run
+
+
+def row(fault, who, plain, elastic):
+    """Return the row of a fault: of a job that ends by it, and of one that goes on."""
+    when, line = plain.first("suspect: ")
+    began = float(plain.first("FAULT ")[1] or 0)
+    line = re.sub(r" \(pid \d+, host [^)]*\)", "", line)
+    failed, went = (float(elastic.first(w)[1] or 0) for w in ("FAULT ", "WENT ON "))
+    return (
+        f"| {fault} by {who} | `{line}` | {f'{when - began:.1f}' if when else '-'} | "
+        f"{f'{went - failed:.1f}' if went else '-'} |"
+        f"{' A JOB HUNG' if plain.hung or elastic.hung else ''}"
+    )
+
+
 def table(options):
-    """Print a row for each fault."""
+    """Print a row for each fault; return whether a job hung."""
     print("| fault | first line | s until it stood there | s until the job went on |")
     print("| --- | --- | --- | --- |")
-    for fault in guilty.FAULTS:
-        who = random.randrange(options.processes)
-        # A slow process is named at the end: nothing is to fail before.
-        timeout = HANG_SECONDS if fault == "slow" else TIMEOUT_SECONDS
-        words = fault, str(who)
-        plain = Run(options.processes, *words, timeout=timeout)
-        plain.ends()
-        elastic = Run(options.processes, *words, elastic=True, timeout=timeout)
-        elastic.ends()
-        when, line = plain.first("suspect: ")
-        began = float(plain.first("FAULT ")[1] or 0)
-        line = re.sub(r" \(pid \d+, host [^)]*\)", "", line)
-        failed, went = (float(elastic.first(w)[1] or 0) for w in ("FAULT ", "WENT ON "))
-        print(
-            f"| {fault} | `{line}` | {f'{when - began:.1f}' if when else '-'} | "
-            f"{f'{went - failed:.1f}' if went else '-'} |",
-            flush=True,
-        )
+    hung = False
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        begun = []
+        for fault in options.faults or guilty.FAULTS:
+            who = options.guilty
+            if who is None:
+                who = random.randrange(options.processes)
+            runs = [
+                pool.submit(guilty_run, options, fault, who, elastic)
+                for elastic in (False, True)
+            ]
+            begun.append((fault, who, runs))
+        for fault, who, runs in begun:
+            plain, elastic = (run.result() for run in runs)
+            print(row(fault, who, plain, elastic), flush=True)
+            if options.verbose:
+                print(f"{plain.text()}\n{fault}, elastic:\n{elastic.text()}")
+            hung |= plain.hung or elastic.hung
+    return hung
 
 
 def undisturbed(options):
@@ -190,6 +230,11 @@ def main():
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--gpus", action="store_true", help="one for each process")
+    parser.add_argument("--guilty", type=int, help="its number (default: any)")
+    parser.add_argument("--faults", nargs="+", choices=guilty.FAULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="that run at a time")
+    parser.add_argument("--verbose", action="store_true", help="all that jobs say")
     options = parser.parse_args()
     sys.exit(table(options) if options.what == "table" else at_random(options))
 

@@ -1,9 +1,10 @@
 """A loop of several processes. One of them goes wrong in its seventh step.
 
-Usage: python -m jaxcomm.launch -n 4 guilty.py [FAULT PROCESS [STEPS]]
+Usage: python -m jaxcomm.launch -n 4 guilty.py [FAULT PROCESS [STEPS [SECONDS]]]
 
-Under ``--elastic`` the others go on. Its state is a whole number that tells which steps
-ran on how many processes: :func:`expected` computes it without a collective.
+A collective may take SECONDS, else ``JAXCOMM_TIMEOUT``. Under ``--elastic`` the others
+go on. Its state is a whole number that tells which steps ran on how many processes:
+:func:`expected` computes it without a collective.
 """
 
 import os
@@ -20,6 +21,7 @@ import jaxcomm
 STEPS, BAD = 10, 7
 # Of a wait for one that does not come to agree.
 SHRINK_SECONDS = 3 * waiting.EXPIRES_SECONDS
+IS_ELASTIC = os.environ.get("JAXCOMM_ELASTIC") == "1"
 _MOST = 65521
 FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -51,8 +53,8 @@ def expected(points: list[tuple[int, int]], steps: int) -> int:
 class Loop:
     """The loop, on a mesh that may lose processes."""
 
-    def __init__(self, fault, guilty, steps):
-        self.fault, self.steps = fault, steps
+    def __init__(self, fault, guilty, steps, seconds=None):
+        self.fault, self.steps, self.seconds = fault, steps, seconds
         self.is_guilty = jax.process_index() == guilty
         self.step, self.state, self.before = 0, 0, 0
         auto = jax.sharding.AxisType.Auto
@@ -62,6 +64,9 @@ class Loop:
     def compile(self):
         """Compiles everything: a wait is then for a process, not for XLA."""
         mesh = self.mesh
+        if jax.default_backend() != "cpu" or os.environ.get("JAXCOMM_BACKEND"):
+            policy = jaxcomm.CommPolicy(on_failure="poison") if IS_ELASTIC else None
+            jaxcomm.init(mesh, policy=policy, timeout=self.seconds)
         sharding = jax.NamedSharding(mesh, jax.P("i"))
 
         def compiled(collective, count):
@@ -80,7 +85,11 @@ class Loop:
                 )
             )  # fmt: skip
             ready = program.lower(put(0)).compile()
-            return lambda value: int(ready(put(value)).addressable_data(0)[0])
+
+            def run(value):
+                return int(jaxcomm.check(ready(put(value))).addressable_data(0)[0])
+
+            return run
 
         self.pmin = compiled(jaxcomm.pmin, 1)
         self.pmax = compiled(jaxcomm.pmax, 4)
@@ -119,7 +128,6 @@ class Loop:
         self.points.append((step, self.mesh.size))
 
     def run(self):
-        is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
         errors = jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError
         is_compiled = must_agree = False
         while self.step < self.steps:
@@ -134,7 +142,7 @@ class Loop:
                     print(f"WENT ON {waiting.time_of_day()}", flush=True)
                 must_agree = False
             except errors:
-                if not is_elastic:
+                if not IS_ELASTIC:
                     raise
                 self.mesh = jaxcomm.shrink(self.mesh, "i", timeout=SHRINK_SECONDS)
                 is_compiled, must_agree = False, True
@@ -147,4 +155,5 @@ if __name__ == "__main__":
         given[0] if given else "",
         int(given[1]) if given else -1,
         int(given[2]) if given[2:] else STEPS,
+        float(given[3]) if given[3:] else None,
     ).run()
