@@ -49,12 +49,15 @@ class Run:
         environment = os.environ | {
             "JAXCOMM_TIMEOUT": str(timeout),
             "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
-            "PYTHONPATH": f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}",
+            # An empty path is the current folder, where jaxcomm is not built.
+            "PYTHONPATH": ":".join(
+                filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")])
+            ),
             **dict(more),
         }
         self.popen = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jaxcomm.launch", f"-n{processes}"),
+                *(sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{processes}"),
                 *(["--elastic"] if elastic else []),
                 *(PROGRAM, *words),
             ],

@@ -28,6 +28,8 @@ STATES = {
 }
 STOPPED = ("T", "t")
 SIGNAL_BASE = 128
+# Of a process that the extension ends since a collective failed, see last_resort.h.
+ENDED_STATUS = 70
 _MOST = 4096
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics.seen import SIGNAL_BASE, STOPPED, Seen
+from jaxcomm.diagnostics.seen import ENDED_STATUS, SIGNAL_BASE, STOPPED, Seen
 
 # A process is slow if others waited so long for it in all, and for this share of the
 # time; and nobody was waited for twice as long.
@@ -61,7 +61,9 @@ class Account:
     def died(self) -> bool:
         """Whether it ended by a failure of its own, not since a collective failed."""
         status = self.seen.status if self.seen else None
-        return bool(status or self.raised) and not self.has_failed
+        # The extension ends a process before it writes that the collective failed.
+        has_failed = self.has_failed or (status == ENDED_STATUS and self.waits_in)
+        return bool(status or self.raised) and not has_failed
 
     @property
     def was_killed(self) -> bool:
