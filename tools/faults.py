@@ -1,8 +1,11 @@
 """Jobs with faults on this machine: what the launcher says, and whether they go on.
 
-python tools/faults.py table            each fault, as docs/failures.md shows it
-python tools/faults.py table --gpus --processes 2 --guilty 1 --jobs 4
-python tools/faults.py random --runs 100    kill or stop any process at any moment
+``table`` prints each fault, as docs/failures.md shows it, ``random`` kills or stops any
+process at any moment::
+
+    python tools/faults.py table
+    python tools/faults.py table --gpus --processes 2 --guilty 1 --jobs 4
+    python tools/faults.py random --runs 100
 
 All run tests/support/guilty.py on the jaxcomm that is installed.
 """
