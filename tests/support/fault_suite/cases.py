@@ -9,6 +9,7 @@ FAULTS = (
     "none",
     "killed",  # rank 1 never comes: SIGKILL while rank 0 waits
     "killed_in_loop",  # both ranks work without a pause, until SIGKILL
+    "stopped",  # rank 1 never comes: SIGSTOP while rank 0 waits
     "late",  # rank 1 comes when rank 0 has timed out, and its process knows of that
     "exits",  # rank 1 never comes: its program ends in order
     "refused",  # NCCL refuses a call of rank 0 (stand-in only)
@@ -60,14 +61,14 @@ class Case:
 
     @property
     def victim(self) -> int | None:
-        ends = self.fault in ("killed", "killed_in_loop", "exits")
-        return 1 if ends else None
+        goes = self.fault in ("killed", "killed_in_loop", "stopped", "exits")
+        return 1 if goes else None
 
     def impatient_lanes(self, is_gpu: bool) -> set[str]:
         """Return the lanes in which only a timeout ends a rank's wait for the other."""
         # With jax 0.11 a process that leaves in order stays until all leave, so its end
         # is not what ends the wait on GPUs.
-        if self.fault == "late" or (self.fault == "exits" and is_gpu):
+        if self.fault in ("late", "stopped") or (self.fault == "exits" and is_gpu):
             return {"default"}
         return set()
 
@@ -131,6 +132,10 @@ LATE = [
     ),
     *_all("late", "*psum_large alone", "hop small_behind", on_failure="exit"),
 ]  # fmt: skip
+STOPPED = [
+    *_all("stopped", "psum_large alone", "*hop idle_lane"),
+    *_all("stopped", "*hop small_behind", on_failure="exit"),
+]
 FIRST_USE = [
     *_all(
         "late", "*psum_large first_use", "all_to_all first_use", "ppermute first_use"
@@ -186,7 +191,8 @@ ERRORS_OF_NCCL = [
 ]
 
 ON_GPUS = [
-    *KILLED, *LATE, *FIRST_USE, *EXITS, *IN_ONE_PROCESS, *POISON_ACROSS_PROCESSES,
+    *KILLED, *LATE, *STOPPED, *FIRST_USE, *EXITS, *IN_ONE_PROCESS,
+    *POISON_ACROSS_PROCESSES,
 ]  # fmt: skip
 OVER_STAND_IN = [*ON_GPUS, *ERRORS_OF_NCCL]
 COVERING = tuple(_starred)

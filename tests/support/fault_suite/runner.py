@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import signal
 from collections.abc import Callable, Sequence
 
 import waiting
@@ -185,6 +186,8 @@ def _run(case, processes, hang_seconds):
             # Not from its end: NCCL 2.32 waits there for the rank that waits for it.
             victim.tell("leave")
             until(victim, "left", case)
+        elif case.fault == "stopped":
+            victim.popen.send_signal(signal.SIGSTOP)
         else:
             victim.popen.kill()
     report = Report(case, is_prefilled=is_prefilled)
@@ -218,6 +221,8 @@ def _end(report, processes, folder, hang_seconds):
     if report.case.fault == "exits":
         for process in processes:
             process.tell("leave")
+    if report.case.fault == "stopped":
+        processes[report.case.victim].popen.kill()
     for process in reversed(processes):
         process.tell("leave")
         by_itself = process.has_left(hang_seconds)

@@ -87,6 +87,9 @@ class Trial:
             self._check("calm", out, self.expected[_CALM])
             # Whether a reader would find STALE where nobody wrote.
             self.is_prefilled = _addresses(out) == at
+        if self.case.operation == "hop" and not self.is_gpu:
+            (default,) = (m for m in jaxcomm.communicators() if m.lane == "default")
+            assert default.stats()["copied_calls"] > 0
         for lane, small in self.small.items():
             out = small(self.small_stale.pop(), self.small_calm)
             self._check(f"calm lane {lane}", out, self.small_expected[_CALM])

@@ -17,6 +17,7 @@ _CAUSES = {
     "killed_in_loop": r"\b(process|rank) 1\b",
     "exits": rf"\b(process|rank) 1\b|{_TIMEOUT}",
     "late": _TIMEOUT,
+    "stopped": _TIMEOUT,
     "refused": "nccl",
     "async_error": "nccl",
 }

@@ -18,9 +18,8 @@ size_t RoundedUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit *
 
 Mutex arenas_mutex;
 // Never destroyed, as below: communicators may end after static objects.
-std::map<cuda::Context, std::unique_ptr<DeviceArena>>& AllArenas()
-    REQUIRES(arenas_mutex) {
-  static auto& all = *new std::map<cuda::Context, std::unique_ptr<DeviceArena>>;
+std::map<int, std::unique_ptr<DeviceArena>>& AllArenas() REQUIRES(arenas_mutex) {
+  static auto& all = *new std::map<int, std::unique_ptr<DeviceArena>>;
   return all;
 }
 
@@ -38,17 +37,17 @@ std::map<OpenedName, Opened>& AllOpened() REQUIRES(opened_mutex) {
 
 }  // namespace
 
-DeviceArena& DeviceArena::Of(cuda::Context context) {
+DeviceArena& DeviceArena::Of(int ordinal) {
   MutexLock lock(arenas_mutex);
-  std::unique_ptr<DeviceArena>& arena = AllArenas()[context];
-  if (arena == nullptr) arena.reset(new DeviceArena(context));
+  std::unique_ptr<DeviceArena>& arena = AllArenas()[ordinal];
+  if (arena == nullptr) arena.reset(new DeviceArena(ordinal));
   return *arena;
 }
 
 int64_t DeviceArena::TotalBytes() {
   MutexLock lock(arenas_mutex);
   int64_t bytes = 0;
-  for (const auto& [context, arena] : AllArenas()) {
+  for (const auto& [ordinal, arena] : AllArenas()) {
     MutexLock arena_lock(arena->mutex_);
     arena->FreeUnused();
     for (const Segment& segment : arena->segments_) {
@@ -96,7 +95,7 @@ ErrorOr<DeviceArena::Region> DeviceArena::Take(const NcclLibrary& library, size_
 }
 
 Status DeviceArena::Export(const NcclLibrary& library, Segment& segment) {
-  CurrentContext current(library.cuda, context_);
+  CurrentContext current(library.cuda, segment.context);
   RETURN_IF_ERROR(
       library.Try(library.cuda.IpcGetMemHandle, &segment.handle, segment.at));
   segment.is_exported = true;
@@ -117,8 +116,15 @@ ErrorOr<DeviceArena::Segment*> DeviceArena::Grow(const NcclLibrary& library,
   Segment segment;
   segment.bytes = bytes;
   segment.number = next_segment.fetch_add(1);
-  CurrentContext current(library.cuda, context_);
-  RETURN_IF_ERROR(library.Try(library.cuda.MemAlloc, &segment.at, bytes));
+  RETURN_IF_ERROR(library.Try(library.cuda.DeviceGet, &segment.device, ordinal_));
+  RETURN_IF_ERROR(library.Try(library.cuda.DevicePrimaryCtxRetain, &segment.context,
+                              segment.device));
+  CurrentContext current(library.cuda, segment.context);
+  const Status made = library.Try(library.cuda.MemAlloc, &segment.at, bytes);
+  if (made.failure()) {
+    library.cuda.DevicePrimaryCtxRelease(segment.device);
+    return made;
+  }
   segments_.push_back(segment);
   return &segments_.back();
 }
@@ -148,8 +154,11 @@ void DeviceArena::Free(const NcclLibrary& library, const Region& region) {
       [&](const Segment& segment) { return segment.number == region.segment; });
   found->taken.erase(region.offset);
   if (!found->taken.empty()) return;
-  CurrentContext current(library.cuda, context_);
-  library.cuda.MemFree(found->at);
+  {
+    CurrentContext current(library.cuda, found->context);
+    library.cuda.MemFree(found->at);
+  }
+  library.cuda.DevicePrimaryCtxRelease(found->device);
   segments_.erase(found);
 }
 

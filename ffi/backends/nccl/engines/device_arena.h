@@ -35,8 +35,9 @@ class DeviceArena {
     cuda::IpcHandle handle = {};
   };
 
-  // That of a device, by its primary context.
-  static DeviceArena& Of(cuda::Context context);
+  // That of a device, as CUDA numbers them. It holds the primary context while it has
+  // memory there.
+  static DeviceArena& Of(int ordinal);
   // The bytes of all arenas of this process, without what is unused by now.
   static int64_t TotalBytes();
 
@@ -51,6 +52,8 @@ class DeviceArena {
 
  private:
   struct Segment {
+    cuda::Device device = 0;
+    cuda::Context context = nullptr;
     cuda::Pointer at = 0;
     size_t bytes = 0;
     uint64_t number = 0;
@@ -64,7 +67,7 @@ class DeviceArena {
     std::function<bool()> is_unused;
   };
 
-  explicit DeviceArena(cuda::Context context) : context_(context) {}
+  explicit DeviceArena(int ordinal) : ordinal_(ordinal) {}
 
   static Region RegionOf(const Segment& segment, size_t offset, size_t bytes);
   // The offset of a gap, or the end of the segment.
@@ -75,7 +78,7 @@ class DeviceArena {
   void Free(const NcclLibrary& library, const Region& region) REQUIRES(mutex_);
   void FreeUnused() REQUIRES(mutex_);
 
-  const cuda::Context context_;
+  const int ordinal_;
   Mutex mutex_;
   std::list<Segment> segments_ GUARDED_BY(mutex_);
   std::vector<Returned> returned_ GUARDED_BY(mutex_);

@@ -139,7 +139,7 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
     CannotShare(StrCat("more than ", kMostRanks, " ranks"));
     return OkStatus();
   }
-  auto taken = DeviceArena::Of(member.facts.context)
+  auto taken = DeviceArena::Of(member.facts.ordinal)
                    .Take(library_, bytes + kWordsBytes, !IsHere(member), most_bytes_);
   if (taken.has_error()) {
     CannotShare(std::string(taken.error().message()));
@@ -386,7 +386,7 @@ void PeerMemory::GiveBack(Member& member) {
     const double seconds = has_failed_ ? 0 : kLeaveSeconds;
     (void)Wait({seconds}, "others that leave", is_unused);
   }
-  DeviceArena::Of(member.facts.context).GiveBack(library_, region, is_unused);
+  DeviceArena::Of(member.facts.ordinal).GiveBack(library_, region, is_unused);
 }
 
 }  // namespace jaxcomm
