@@ -123,8 +123,7 @@ const char* Open(int version) {
   ring->interface_version = version;
   ring->has_kernels = NumberOf("JAXCOMM_WATCH_KERNELS", 1) != 0;
   ring->began_ns = NowNs();
-  std::atomic_thread_fence(std::memory_order_release);
-  ring->magic = kRingMagic;
+  ring->magic.store(kRingMagic, std::memory_order_release);
   return nullptr;
 }
 
@@ -178,23 +177,39 @@ int Init(void** context, int* mask, const char* name, uint64_t id, int ranks, in
   return 0;
 }
 
-RingOperation* Find(uint64_t handle) {
+constexpr uint64_t kOneBegun = uint64_t{1} << 16;
+constexpr uint64_t kOneEnded = 1;
+constexpr int kOrderShift = 32;
+constexpr int kPeerShift = 63;
+
+// Counts a channel's event. False: the ring has lost the operation.
+bool Count(uint64_t handle, uint64_t one) {
   const uint64_t number = handle & kNumberMask;
   RingBlock& block = ring->blocks[(handle >> kBlockShift) % kRingBlocks];
   RingOperation& operation = block.operations[(number - 1) % kRingOperations];
-  return operation.number.load(std::memory_order_acquire) == number ? &operation
-                                                                    : nullptr;
+  uint64_t state = operation.state.load(std::memory_order_acquire);
+  do {
+    if (operation.number.load(std::memory_order_acquire) != number) return false;
+    if (one == kOneEnded) {
+      operation.ended_ns.store(NowNs(), std::memory_order_relaxed);
+    }
+  } while (!operation.state.compare_exchange_weak(
+      state, state + one, std::memory_order_acq_rel, std::memory_order_acquire));
+  return true;
 }
 
 uint64_t Enqueue(RingBlock* block, const Event& event, bool is_peer) {
   const uint64_t number = block->count.fetch_add(1, std::memory_order_relaxed) + 1;
   RingOperation& operation = block->operations[(number - 1) % kRingOperations];
-  operation.number.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  // Nothing of the new one is there before the old number is gone.
+  operation.number.exchange(0, std::memory_order_acq_rel);
   operation.enqueued_ns = NowNs();
   operation.ended_ns.store(0, std::memory_order_relaxed);
-  operation.begun.store(0, std::memory_order_relaxed);
-  operation.ended.store(0, std::memory_order_relaxed);
+  const uint64_t order =
+      block->orders[is_peer].fetch_add(1, std::memory_order_relaxed) + 1;
+  operation.state.store(uint64_t{is_peer} << kPeerShift | (order & 0x7fffffff)
+                                                              << kOrderShift,
+                        std::memory_order_release);
   if (is_peer) {
     CopyCollective(operation.collective, event.At<const char*>(0));
     CopyDtype(operation.dtype, event.At<const char*>(16));
@@ -208,8 +223,6 @@ uint64_t Enqueue(RingBlock* block, const Event& event, bool is_peer) {
     CopyDtype(operation.dtype, event.At<const char*>(48));
     operation.channels = event.At<uint8_t>(56);
   }
-  operation.is_peer = is_peer;
-  operation.order = block->orders[is_peer].fetch_add(1, std::memory_order_relaxed) + 1;
   operation.number.store(number, std::memory_order_release);
   return static_cast<uint64_t>(block - ring->blocks) << kBlockShift | number;
 }
@@ -222,10 +235,7 @@ int Start(void* context, void** handle, const Event& event, uint64_t type) {
     if (block.kernels.load(std::memory_order_relaxed) == 0) {
       block.kernels.store(1, std::memory_order_relaxed);
     }
-    if (RingOperation* operation = Find(parent)) {
-      operation->begun.fetch_add(1, std::memory_order_relaxed);
-      made = parent | kKernelBit;
-    }
+    if (Count(parent, kOneBegun)) made = parent | kKernelBit;
   } else if (context != nullptr && (type == kCollective || type == kPeerToPeer)) {
     const uint64_t number =
         Enqueue(static_cast<RingBlock*>(context), event, type == kPeerToPeer);
@@ -249,11 +259,7 @@ int Start5(void* context, void** handle, void* event) {
 // The end of a collective's own event says that it is enqueued, not that it has ended.
 int Stop(void* handle) {
   const auto given = reinterpret_cast<uint64_t>(handle);
-  if ((given & kKernelBit) == 0) return 0;
-  if (RingOperation* operation = Find(given & ~kKernelBit)) {
-    operation->ended_ns.store(NowNs(), std::memory_order_relaxed);
-    operation->ended.fetch_add(1, std::memory_order_release);
-  }
+  if ((given & kKernelBit) != 0) Count(given, kOneEnded);
   return 0;
 }
 

@@ -1,8 +1,8 @@
 // The file in which a process tells what NCCL does. It outlives the process.
 //
 // One block for each communicator: its head, and a ring of its last operations. A
-// reader may look at any time: an operation counts only if its number is the same
-// before and after it is read. All numbers are little-endian;
+// reader may look at any time. Then it looks at the counts once more: operations that
+// the ring has lost meanwhile may be torn. All numbers are little-endian;
 // jaxcomm/diagnostics/ring.py reads them.
 #ifndef JAXCOMM_FFI_WATCH_RING_H_
 #define JAXCOMM_FFI_WATCH_RING_H_
@@ -12,7 +12,7 @@
 
 namespace jaxcomm {
 
-inline constexpr uint64_t kRingMagic = 0x31304c434e58414a;  // "JAXNCL01"
+inline constexpr uint64_t kRingMagic = 0x32304c434e58414a;  // "JAXNCL02"
 inline constexpr int kRingBlocks = 64;
 inline constexpr uint64_t kRingOperations = 256;  // of each block
 
@@ -22,12 +22,13 @@ struct RingOperation {
   int64_t enqueued_ns;           // since 1970
   std::atomic<int64_t> ended_ns;
   uint64_t count;
-  std::atomic<uint16_t> begun;  // channels of the GPU that have begun
-  std::atomic<uint16_t> ended;
+  // From above: whether it is a send or a receive (1 bit), its order among such, or
+  // among collectives, from 1 (31 bits), channels of the GPU that have begun (16) and
+  // ended (16). In one, so that no late event is taken for one of a new operation.
+  std::atomic<uint64_t> state;
   uint16_t channels;
-  uint16_t is_peer;
-  uint32_t order;  // among collectives, or among sends and receives, from 1
-  int32_t peer;    // or root
+  uint16_t unused;
+  int32_t peer;  // or root
   char collective[8];
   char dtype[8];
 };
@@ -46,7 +47,7 @@ struct alignas(64) RingBlock {
 };
 
 struct alignas(4096) Ring {
-  uint64_t magic;
+  std::atomic<uint64_t> magic;
   int32_t pid;
   int32_t process;
   int32_t processes;

@@ -26,11 +26,11 @@ from jaxcomm.diagnostics.record import (
 SUFFIX = ".ring"
 PATTERN = "nccl-*.ring"
 # As ffi/watch/ring.h has it.
-_MAGIC = 0x31304C434E58414A
+_MAGIC = 0x32304C434E58414A
 _HEAD = struct.Struct("<QiiiiqII")
 _BLOCK = struct.Struct("<QiiII40sQII")
 _BLOCK_OFFSETS = (0, 64)
-_OPERATION = struct.Struct("<QqqQHHHHIi8s8s")
+_OPERATION = struct.Struct("<QqqQQHHi8s8s")
 _HEAD_BYTES = 4096
 _BLOCKS = 64
 _OPERATIONS = 256
@@ -137,15 +137,20 @@ def load(path: str | os.PathLike) -> Ring:
     """
     name = table.plain(os.fspath(path))
     try:
-        return parse(own_file.read(path, BYTES))
+        return parse(own_file.read(path, BYTES), own_file.read(path, BYTES))
     except OSError as error:
         raise RecordError(f"{name}: {error.strerror}") from None
     except RecordError as error:
         raise RecordError(f"{name}: {error}") from None
 
 
-def parse(content: bytes) -> Ring:
+def parse(content: bytes, later: bytes | None = None) -> Ring:
     """Read what is in a file.
+
+    Args:
+      content: of the file.
+      later: what it held after that. Of operations that the ring has lost meanwhile,
+        one part may be old and another new. If None, nobody wrote.
 
     Raises:
       RecordError: it is no such file.
@@ -157,7 +162,8 @@ def parse(content: bytes) -> Ring:
         raise RecordError("not a record of NCCL of this version of jaxcomm")
     if not 0 <= process < processes <= MOST_PROCESSES:
         raise _damaged(f"process {process} of {processes}")
-    found = (_block(content, i) for i in range(_BLOCKS))
+    later = later if later and len(later) == BYTES else content
+    found = (_block(content, later, i) for i in range(_BLOCKS))
     blocks = tuple(block for block in found if block is not None)
     progress = tuple((block.id, block.count, block.operations) for block in blocks)
     return Ring(
@@ -174,15 +180,20 @@ def _damaged(why):
     return RecordError(f"a damaged record of NCCL: {why}")
 
 
-def _block(content, index):
+def _block(content, later, index):
     start = _HEAD_BYTES + index * _BLOCK_BYTES
     id_, rank, ranks, is_closed, kernels = struct.unpack_from("<QiiII", content, start)
     if not id_ or not 0 <= rank < ranks <= _MOST_RANKS:
         return None
     (count,) = struct.unpack_from("<Q", content, start + 64)
+    (now,) = struct.unpack_from("<Q", later, start)
+    (after,) = struct.unpack_from("<Q", later, start + 64)
+    if now != id_ or after < count:
+        return None  # Another communicator has this block.
+    lost = after - _OPERATIONS
     first = start + 128
     found = (
-        _operation(content, first + place * _OPERATION.size, place, count)
+        _operation(content, first + place * _OPERATION.size, place, count, lost)
         for place in range(_OPERATIONS)
     )
     operations = sorted(filter(None, found), key=lambda each: each.number)
@@ -197,12 +208,13 @@ def _block(content, index):
     )
 
 
-def _operation(content, at, place, count):
+def _operation(content, at, place, count, lost):
     """Return an operation; None if it is being written, or its process died so."""
     fields = _OPERATION.unpack_from(content, at)
-    number, enqueued, ended_at, elements, begun, ended, channels = fields[:7]
-    is_peer, order, peer, collective, dtype = fields[7:]
-    if not count - _OPERATIONS < number <= count or not number:
+    number, enqueued, ended_at, elements, state, channels = fields[:6]
+    _, peer, collective, dtype = fields[6:]
+    order, begun, ended = state >> 32 & 0x7FFFFFFF, state >> 16 & 0xFFFF, state & 0xFFFF
+    if not max(lost, 0) < number <= count:
         return None
     if (number - 1) % _OPERATIONS != place or enqueued <= 0:
         return None
@@ -210,7 +222,7 @@ def _operation(content, at, place, count):
     return Operation(
         number=number,
         order=order,
-        is_peer=bool(is_peer),
+        is_peer=bool(state >> 63),
         collective=_text(collective),
         dtype=_text(dtype).lower(),
         count=elements,

@@ -98,6 +98,33 @@ def test_equal_collectives_are_told_apart_by_their_order(version, third):
     assert named([chain], numbered(sums), skips=True)[3].startswith("one of ")
 
 
+@pytest.mark.parametrize(
+    ("version", "forward", "backward"),
+    [
+        (
+            "0.10.2",
+            "all-gather-start of jit_scanned, a.py:40",
+            ["all-gather-start.1 of jit_scanned, a.py:40",
+             "reduce-scatter-start of jit_scanned"],
+        ),
+        (
+            "0.12.0.1",
+            "all-gather.4 of jit_scanned, a.py:41",
+            ["reduce-scatter-start of jit_scanned, a.py:40",
+             "all-gather.1.2 of jit_scanned, a.py:41"],
+        ),
+    ],
+)  # fmt: skip
+def test_loops_run_several_times(version, forward, backward):
+    gather = asked("allgat", "int8", 131072)
+    scatter = asked("redsca", "float32", 32768)
+    turn = [scatter if "scatter" in name else gather for name in backward]
+    found = named([of_version(version)["fsdp_scan"]], numbered([gather] * 4 + turn * 4))
+    # Without other programs to come before or after, each place is the only one.
+    assert [found[n] for n in range(1, 4)] == [forward] * 3
+    assert [found[n] for n in range(6, 13)] == (backward * 4)[1:]
+
+
 def executed(node, choose):
     """Yields the collectives of one run, and what NCCL calls them."""
     if isinstance(node, Call):

@@ -157,6 +157,33 @@ def test_a_torn_operation_is_left_out_and_a_torn_file_refused(tmp_path):
         ring.load(path)
 
 
+def test_what_the_ring_loses_while_it_is_read_is_left_out(tmp_path):
+    keep = f"pathlib.Path({str(tmp_path)!r}, 'nccl-0.ring')"
+    step = STEP.format(version=5, process=0, turns=300)
+    script(
+        f"import pathlib\n{step}before = {keep}.read_bytes()\n"
+        'for turn in range(20):\n    n.enqueue(c, b"AllGather", 9)\n'
+        f"{keep}.with_name('before').write_bytes(before)\n",
+        tmp_path,
+        0,
+    )
+    before = (tmp_path / "before").read_bytes()
+    after = (tmp_path / "nccl-0.ring").read_bytes()
+    # The numbers of then, and the rest of now.
+    torn = bytearray(before)
+    for place in range(256):
+        at = 4096 + 128 + 64 * place + 8
+        torn[at : at + 56] = after[at : at + 56]
+    (block,) = ring.parse(bytes(torn), after).blocks
+    assert [each.number for each in block.operations] == [*range(65, 301)]
+    assert {each.collective for each in block.operations} == {"allred"}
+    assert {each.order for each in block.operations} == {*range(65, 301)}
+    # Another communicator has taken the block meanwhile.
+    other = bytearray(after)
+    other[4096] ^= 1
+    assert not ring.parse(bytes(torn), bytes(other)).blocks
+
+
 def test_a_disk_without_room_ends_no_program(tmp_path):
     said = script(
         "import resource\n"
