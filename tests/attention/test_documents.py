@@ -43,6 +43,24 @@ def test_every_token_is_held_once_and_the_work_of_many_is_balanced(size, lengths
         assert contiguous.max() > 1.3 * work.mean() * size / 8
 
 
+@pytest.mark.parametrize(("size", "most"), [(2, 1.01), (4, 1.15)])
+def test_documents_stay_whole_where_sending_their_keys_costs_more(size, most):
+    """24 in 32,768 tokens; one of them is a seventh. Dealt in zigzag, half is sent."""
+    shares = np.sort(np.random.default_rng(0).lognormal(0, 1, 24))
+    lengths = (shares / shares.sum() * 2**15).astype(int).tolist()
+    lengths[0] += 2**15 - sum(lengths)
+    layout, ids = document_layout(lengths, size), segment_ids_of(lengths)
+    work = document_work(layout, lengths)
+    assert work.max() <= most * work.mean()
+    of_ranks = [set(ids[held].tolist()) for held in layout.order]
+    cut = [x for x in range(24) if sum(x in held for held in of_ranks) > 1]
+    assert sum(lengths[x] for x in cut) <= 2**15 / 16
+    # In each rank they are close to each other: a fourth of its tokens is sent.
+    for held in layout.order:
+        at = np.flatnonzero(np.isin(ids[held], cut))
+        assert not len(at) or at[-1] - at[0] < 2**15 / size / 4
+
+
 @pytest.mark.parametrize("lengths", [[30, 5, 6], [2, 20, 19]])
 def test_documents_that_are_dealt_equal_dense_attention(lengths):
     *arrays, grads = split.inputs((1, 41, 4, 8), (1, 41, 2, 8))

@@ -27,7 +27,7 @@ _DOCUMENTS = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class _Case:
+class Case:
     """Attention by several programs.
 
     Attributes:
@@ -61,12 +61,14 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     for each in timers:
         jaxcomm.init(each.mesh, "i")
         for tokens in each.sizes.tokens:
-            yield from _of_case(each, tokens, _causal(each, tokens))
+            yield from of_case(each, tokens, causal(each, tokens))
         longest = max(each.sizes.tokens)
-        yield from _of_case(each, longest, _documents(longest))
+        for case in documents(each, longest):
+            yield from of_case(each, longest, case)
 
 
-def _causal(timer, tokens) -> _Case:
+def causal(timer, tokens) -> Case:
+    """Returns layers of causal attention by each strategy."""
     heads, key_heads, size = timer.sizes.heads
     compare = functools.partial(
         jaxcomm.attention.compare_strategies,
@@ -79,22 +81,35 @@ def _causal(timer, tokens) -> _Case:
         for name, strategy in strategies.items()
     }
     name = f"causal {sizes.length(tokens)}"
-    return _Case(name, by, auto=compare().chosen)
+    return Case(name, by, auto=compare().chosen)
 
 
-def _documents(tokens) -> _Case:
+def documents(timer, tokens) -> Iterator[Case]:
+    """Yields one layer of documents, which waits for the host, and several."""
     lengths = masks.log_normal_lengths(tokens, _DOCUMENTS)
-    by = {
+    heads, key_heads, size = timer.sizes.heads
+    chosen = jaxcomm.attention.compare_strategies(
+        jaxcomm.attention.document_layout(lengths, timer.size), heads=heads,
+        key_heads=key_heads, head_size=size, is_causal=True, has_documents=True,
+    ).chosen  # fmt: skip
+    programs = {
         f"{schedule} {strategy}": functools.partial(
             masks.attend, schedule=schedule, strategy=strategy, lengths=lengths
         )
-        for schedule, strategy in (("documents", "ring"), ("contiguous", "all_gather"))
+        for schedule, strategy in (("documents", chosen), ("contiguous", "all_gather"))
     }
-    name = f"{_DOCUMENTS} documents in {sizes.length(tokens)}"
-    return _Case(name, by, lengths, layers=1)
+    name, auto = (
+        f"{_DOCUMENTS} documents in {sizes.length(tokens)}",
+        next(iter(programs)),
+    )
+    yield Case(name, programs, lengths, layers=1, auto=auto)
+    layers = _LAYERS // 2
+    name = f"{name}, {layers} layers"
+    yield Case(name, {auto: programs[auto]}, lengths, layers, auto)
 
 
-def _of_case(timer, tokens, case):
+def of_case(timer, tokens, case) -> Iterator[Figure]:
+    """Yields what the programs of a case take, against one kernel; and what auto."""
     query, *_ = random_block(timer, tokens)
     keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(case.layers)]
     given = query, keys
