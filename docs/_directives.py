@@ -13,6 +13,7 @@ from typing import Any
 from _names import RETURNED, group_of, public_objects
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 
@@ -58,9 +59,22 @@ class CommandHelp(SphinxDirective):
         return [nodes.literal_block(shown.stdout, shown.stdout, language="none")]
 
 
+# Pages of other projects. JAX's types say where they are defined, which is no page.
+_JAX = "https://docs.jax.dev/en/latest"
+OTHERS = {
+    "jax.Array": f"{_JAX}/_autosummary/jax.Array.html",
+    "jax.Mesh": f"{_JAX}/jax.sharding.html#jax.sharding.Mesh",
+    "jax.AbstractMesh": f"{_JAX}/jax.sharding.html#jax.sharding.AbstractMesh",
+    "numpy.ndarray": "https://numpy.org/doc/stable/reference/generated/numpy.ndarray.html",
+}
+
+
 def _resolve(app: Sphinx, env: Any, node: Any, text: nodes.Node) -> nodes.Node | None:
-    """Lead a reference to the module that defines a public name to its public name."""
+    """Lead a reference to a public name, or to the page of another project."""
+    root, _, _ = node.get("reftarget", "").partition(".")
     last = node.get("reftarget", "").rpartition(".")[2]
+    if page := OTHERS.get(f"{root}.{last}"):
+        return nodes.reference("", "", text, refuri=page, internal=False)
     for name, found in public_objects():
         if name.rpartition(".")[2] == last and node["reftarget"] in (
             last,
@@ -80,8 +94,21 @@ def _hide_parameters(app, what, name, found, options, signature, returns):
     return None
 
 
+def _forget_overloads(app: Sphinx) -> None:
+    """Show the arguments of a function, and not those of its overloads.
+
+    An overload tells type checkers what ``return_residual`` changes. It calls the other
+    arguments ``**options``.
+    """
+    for _, found in public_objects():
+        analyzer = ModuleAnalyzer.for_module(found.__module__)
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directives."""
+    app.connect("builder-inited", _forget_overloads)
     app.add_directive("public-names", PublicNames)
     app.add_directive("command-help", CommandHelp)
     app.connect("missing-reference", _resolve)

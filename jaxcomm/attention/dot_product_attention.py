@@ -1,5 +1,8 @@
 """Attention for plain jit: arrays in natural order, split over a mesh."""
 
+# Types as they are written, in help().
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any, Literal, Unpack, overload

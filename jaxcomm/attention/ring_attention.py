@@ -1,5 +1,8 @@
 """Exact attention over a sequence that is split across devices."""
 
+# Types as they are written, in help().
+from __future__ import annotations
+
 from typing import Literal, Unpack, overload
 
 import jax

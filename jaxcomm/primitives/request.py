@@ -230,6 +230,10 @@ def _called(make, name: str, then, result: Any = PyTree) -> Callable:
     function: Any = called
     function.__name__ = function.__qualname__ = name
     function.__signature__ = signature
+    function.__annotations__ = {
+        **{each.name: each.annotation for each in parameters},
+        "return": result,
+    }
     return function
 
 

@@ -8,6 +8,7 @@ executes.
 import importlib.util
 import inspect
 import os
+import pydoc
 import re
 import subprocess
 import sys
@@ -48,3 +49,15 @@ def test_the_site_builds_and_documents_every_public_name(tmp_path):
     pages = [p.read_text() for p in (tmp_path / "docs" / "api").glob("*.html")]
     documented = re.findall(r'<dt [^>]*id="([\w.]+)"', "".join(pages))
     assert public - set(documented) == set()
+    for name in "dot_product_attention", "ring_attention":
+        shown = re.findall(
+            rf'<dt [^>]*id="jaxcomm.{name}">.*?</dt>', "".join(pages), re.S
+        )
+        assert len(shown) == 1
+        arguments = re.findall(
+            r'class="sig-param"><span class="n"><span[^>]*>(\w+)', shown[0]
+        )
+        assert arguments == list(inspect.signature(getattr(jaxcomm, name)).parameters)
+        assert "query: Array" in pydoc.render_doc(getattr(jaxcomm, name))
+    assert "docs.jax.dev/en/latest/_autosummary/jax.Array.html" in "".join(pages)
+    assert "Return type:Request" not in re.sub(r"<[^>]+>|\s{2,}|\n", "", "".join(pages))
