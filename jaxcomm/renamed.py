@@ -31,18 +31,49 @@ NAMES = {
 }
 
 
+# What torch.distributed and mpi4jax call what jaxcomm has.
+ELSEWHERE = {
+    other: here
+    for here, others in {
+        "jaxcomm.psum": "all_reduce allreduce",
+        "jaxcomm.pbroadcast": "broadcast bcast",
+        "jaxcomm.preduce": "reduce",
+        "jaxcomm.all_gather": "all_gather_into_tensor allgather",
+        "jaxcomm.psum_scatter": "reduce_scatter reduce_scatter_tensor",
+        "jaxcomm.all_to_all": "all_to_all_single alltoall",
+        "jaxcomm.pgather": "gather",
+        "jaxcomm.pscatter": "scatter",
+        "jaxcomm.ppermute": "send recv isend irecv sendrecv batch_isend_irecv",
+        "jaxcomm.pscan": "scan",
+        "jaxcomm.pbarrier": "barrier",
+        "jax.lax.axis_index": "get_rank",
+        "jax.lax.axis_size": "get_world_size",
+        "jaxcomm.init": "init_process_group new_group",
+        "jaxcomm.finalize": "destroy_process_group",
+        "jaxcomm.ring_attention": "context_parallel",
+    }.items()
+    for other in others.split()
+}
+
+
 def looked_up(module: str) -> Callable[[str], NoReturn]:
-    """Return the ``__getattr__`` of a module: it raises, and says the new name.
+    """Return the ``__getattr__`` of a module: it raises, and says the name here.
 
     >>> jaxcomm.check
     Traceback (most recent call last):
     AttributeError: jaxcomm.check is jaxcomm.raise_if_failed now
+    >>> jaxcomm.all_reduce
+    Traceback (most recent call last):
+    AttributeError: module 'jaxcomm' has no attribute 'all_reduce'. See jaxcomm.psum
     """
 
     def fail(name: str) -> NoReturn:
         asked = f"{module}.{name}"
         if asked in NAMES:
             raise AttributeError(f"{asked} is {NAMES[asked]} now", name=name)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        here = f". See {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+        raise AttributeError(
+            f"module {module!r} has no attribute {name!r}{here}", name=name
+        )
 
     return fail

@@ -111,6 +111,17 @@ def test_an_old_name_says_the_new_one(name):
         assert hasattr(importlib.import_module(parent), last)
 
 
+def test_a_name_of_torch_or_mpi4jax_says_ours():
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "coming-from.md").read_text()
+    for name, here in renamed.ELSEWHERE.items():
+        for module in jaxcomm, jaxcomm.attention:
+            with pytest.raises(AttributeError, match=f"'{name}'. See {here}$"):
+                getattr(module, name)
+        parent, _, last = here.rpartition(".")
+        assert hasattr(importlib.import_module(parent), last)
+        assert f"`{last}" in page
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_a_twin_takes_what_jax_lax_takes(name):
     """Under the same names, in the same order, with the same defaults."""

@@ -1,6 +1,7 @@
 """What each strategy of attention would send and hold, without any device."""
 
 import dataclasses
+import html
 import math
 from typing import Any
 
@@ -21,7 +22,7 @@ _COLUMNS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
     """Every strategy for one call of attention; prints as a table.
 
@@ -39,9 +40,9 @@ class Comparison:
     rows: dict[str, ComparedStrategy]
     machine: Machine
 
-    def __str__(self) -> str:
+    def _cells(self):
         least = self.rows[self.chosen].seconds
-        cells = [
+        return [
             (
                 f"{'>' if name == self.chosen else ' '} {name}",
                 str(row.sends),
@@ -54,19 +55,29 @@ class Comparison:
             for name, row in self.rows.items()
             if row.why_not is None
         ]
-        return "\n".join(
-            [
-                text_table.text(_COLUMNS, cells),
-                *(
-                    f"  {name} is not possible: {row.why_not}"
-                    for name, row in self.rows.items()
-                    if row.why_not is not None
-                ),
-                "Per rank. Bytes by formula. Time of both passes, over the least, by a "
-                f"model: {self.machine.flops:.3g} FLOP/s, "
-                f"{self.machine.bytes_per_second:.3g} B/s, {self.machine.latency:.2g} "
-                f"s a send, {self.machine.step:.2g} s a step ({self.machine.source}).",
-            ]
+
+    def _remarks(self):
+        return [
+            *(
+                f"  {name} is not possible: {row.why_not}"
+                for name, row in self.rows.items()
+                if row.why_not is not None
+            ),
+            "Per rank. Bytes by formula. Time of both passes, over the least, by a "
+            f"model: {self.machine.flops:.3g} FLOP/s, "
+            f"{self.machine.bytes_per_second:.3g} B/s, {self.machine.latency:.2g} "
+            f"s a send, {self.machine.step:.2g} s a step ({self.machine.source}).",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join([text_table.text(_COLUMNS, self._cells()), *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        drawn = text_table.as_html(_COLUMNS, self._cells())
+        return drawn + "".join(
+            f"<p>{html.escape(line)}</p>" for line in self._remarks()
         )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxcomm.communicator import cache
+from jaxcomm.communicator import cache, text_table
 from jaxcomm.communicator.communicator import Communicator
 
 
@@ -46,7 +46,35 @@ class MemoryRow:
     shared: bool = False
 
 
-def memory_report() -> list[MemoryRow]:
+_COLUMNS = (
+    *("mesh axes", "lane", "devices", "parent", "host", "shared memory", "pinned"),
+    *("symmetric", "shares"),
+)
+
+
+class MemoryReport(list[MemoryRow]):
+    """The memory of all communicators: a list of rows, which prints as a table."""
+
+    def _rows(self):
+        for row in self:
+            held = (
+                *(row.device_bytes, row.parent_bytes, row.host_bytes),
+                *(row.shared_bytes, row.pinned_bytes, row.symmetric_bytes),
+            )
+            axes, lane = " x ".join(row.communicator.axes), row.communicator.lane
+            shares = "yes" if row.shared else "no"
+            yield axes, lane, *map(text_table.size, held), shares
+
+    def __str__(self) -> str:
+        return text_table.text(_COLUMNS, self._rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return text_table.as_html(_COLUMNS, self._rows())
+
+
+def memory_report() -> MemoryReport:
     """Return the memory each live communicator holds, oldest first.
 
     The ``host`` backend moves bytes straight from operand to result within a process
@@ -55,7 +83,8 @@ def memory_report() -> list[MemoryRow]:
     the memory of the ``xla`` backend: its rows are 0.
 
     Returns:
-      A list of :class:`~jaxcomm.communicator.memory.MemoryRow`, in bytes.
+      A list of :class:`~jaxcomm.communicator.memory.MemoryRow`, in bytes. It prints as
+      a table.
 
     Example:
       >>> made = jaxcomm.init(mesh, "context")
@@ -64,7 +93,7 @@ def memory_report() -> list[MemoryRow]:
     """
     live = cache.communicators()
     connections = [member.connection for member in live]
-    rows = []
+    rows = MemoryReport()
     for member in live:
         stats = member.stats()
         held = member.spec.backend.memory(member.spec, member.connection, connections)

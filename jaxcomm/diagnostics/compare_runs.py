@@ -36,7 +36,7 @@ class Difference:
         return f"step {self.step}, {self.site.where}{turn}: {self.what} differ{on}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
     """What came of comparing two runs.
 
@@ -55,6 +55,8 @@ class Comparison:
         equal = f"all {self.compared} calls that were compared are equal"
         lines = [str(self.first) if self.first else equal]
         return "\n".join([*lines, *(f"not compared: {each}" for each in self.skipped)])
+
+    __repr__ = __str__
 
 
 def compare(

@@ -15,7 +15,7 @@ _XLA = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CollectiveCounts:
     """The collectives of a compiled program.
 
@@ -39,6 +39,12 @@ class CollectiveCounts:
         ours, xla = self.totals
         return f"{ours} calls of jaxcomm, {xla} collectives of XLA"
 
+    def __repr__(self) -> str:
+        """Say both totals, and of what they are."""
+        counts = {**self.ours, **self.xla}
+        named = ", ".join(f"{count} {name}" for name, count in counts.items())
+        return f"<{self}{named and ': '}{named}>"
+
 
 def collectives_of(compiled: Any) -> CollectiveCounts:
     """Count the collectives of a compiled program: ours, and XLA's.
@@ -61,7 +67,7 @@ def collectives_of(compiled: Any) -> CollectiveCounts:
       ... )
       >>> compiled = jax.jit(f).lower(jnp.arange(4.0)).compile()
       >>> jaxcomm.collectives_of(compiled)
-      CollectiveCounts(ours={'all_reduce': 1}, xla={})
+      <1 calls of jaxcomm, 0 collectives of XLA: 1 all_reduce>
       >>> print(jaxcomm.collectives_of(compiled))
       1 calls of jaxcomm, 0 collectives of XLA
     """

@@ -114,6 +114,16 @@ class Handle:
         state = "to finish by its done()" if self._open else "finished"
         return f"<{self._text}, {state}>"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say ``done`` to those who call it as other libraries do."""
+        if name in ("wait", "result", "synchronize", "get_future", "is_completed"):
+            raise AttributeError(
+                f"{self._text} has no {name}: its done() finishes it and returns the "
+                "results. XLA says when that is, so there is nothing to ask meanwhile.",
+                name=name,
+            )
+        raise AttributeError(f"'Handle' object has no attribute {name!r}", name=name)
+
     @property
     def _is_under_way(self) -> bool:
         """Whether it was begun in the function being traced, and is not finished."""

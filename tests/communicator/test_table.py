@@ -44,6 +44,24 @@ def test_the_table_is_html_in_a_notebook(make_mesh):
     assert "&lt;b&gt;&amp;" in text
 
 
+def test_what_a_notebook_shows_is_a_table(make_mesh, psum_over):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes="<b>")
+    memory = jaxcomm.memory_report()
+    assert repr(memory).splitlines()[2].startswith("i          <b>   0 B ")
+    layout = jaxcomm.Layout("zigzag", 4, 64)
+    compared = jaxcomm.attention.compare_strategies(layout, heads=4, head_size=64)
+    assert repr(compared) == str(compared)
+    for table, said in (memory, "<td>&lt;b&gt;</td>"), (compared, "<td>&gt; "):
+        drawn = table._repr_html_()
+        assert drawn.startswith("<table>")
+        assert said in drawn
+    compiled = psum_over(mesh, "i").lower(np.ones(2, np.float32)).compile()
+    counted = "1 calls of jaxcomm, 0 collectives of XLA"
+    assert str(jaxcomm.collectives_of(compiled)) == counted
+    assert repr(jaxcomm.collectives_of(compiled)) == f"<{counted}: 1 all_reduce>"
+
+
 def test_numbers_are_listed_in_order_and_milliseconds_carry_over():
     listed = [text_table.numbers(of) for of in ([], [4], [1, 0], [5, 3, 4, 5], [1, 3])]
     assert listed == ["", "4", "0, 1", "3-5", "1, 3"]

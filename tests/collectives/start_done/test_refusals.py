@@ -105,6 +105,8 @@ REFUSALS = [
      f"{LEAF}ndarray of dtyp"),
     ("then a text", lambda x: _start(x).then("x"), TypeError,
      "^then: ppermute_start.*array, got str"),
+    ("waited for as in torch", lambda x: _start(x).wait(), AttributeError,
+     r"^ppermute_start\(float32\[1\]\).* has no wait: its done\(\) finishes it"),
     # Arguments are checked under the name of the start.
     ("no such rank", lambda x: jaxcomm.ppermute_start(x, "i", [(0, 9)]), ValueError,
      "^ppermute_start over"),
