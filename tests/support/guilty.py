@@ -87,7 +87,9 @@ class Loop:
             ready = program.lower(put(0)).compile()
 
             def run(value):
-                return int(jaxcomm.check(ready(put(value))).addressable_data(0)[0])
+                return int(
+                    jaxcomm.raise_if_failed(ready(put(value))).addressable_data(0)[0]
+                )
 
             return run
 
