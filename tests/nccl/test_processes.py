@@ -352,7 +352,7 @@ answer = values(shift(y)), jaxcomm.communicators()[0].stats()["copied_calls"]
         pytest.approx(np.nan, nan_ok=True),
     )
     shrunk = """
-attempt(lambda: values(jaxcomm.check(shift(y))))
+attempt(lambda: values(jaxcomm.raise_if_failed(shift(y))))
 mesh = jaxcomm.shrink(mesh, "i")
 waiting.until(lambda: _ffi.arena_bytes() == 0)
 answer = mesh.size, values(y)
