@@ -125,19 +125,22 @@ def from_dlpack(capsule, device) -> jax.Array:
     return _jax.dlpack_managed_tensor_to_buffer(capsule, device, stream, None)
 
 
-def around_compilation(before, after) -> bool:
+def around_compilation(before, after, elsewhere) -> bool:
     """Call ``after(before(), executable, processes)`` once anything is compiled.
 
-    ``processes`` are those of the program's devices, in their order.
+    ``processes`` are those of the program's devices, in their order. ``elsewhere()`` is
+    called once the program loads what another process compiled.
 
     Returns:
       False if this JAX compiles in a way that is not known here.
     """
     # Checked on 0.10.2, 0.11.2, 0.12.0.1.
     from jax._src import compiler
+    from jax.experimental import serialize_executable
 
     try:
         compile_ = compiler.compile_or_get_cached
+        load = serialize_executable.deserialize_and_load
     except AttributeError:
         return False
 
@@ -148,5 +151,11 @@ def around_compilation(before, after) -> bool:
         after(known, executable, [each.process_index for each in devices.flat])
         return executable
 
+    @functools.wraps(load)
+    def tell_then_load(*arguments, **options):
+        elsewhere()
+        return load(*arguments, **options)
+
     compiler.compile_or_get_cached = compile_then_tell
+    serialize_executable.deserialize_and_load = tell_then_load
     return True

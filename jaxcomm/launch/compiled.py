@@ -34,7 +34,7 @@ class Compiled:
         self._path.unlink(missing_ok=True)
         self._write(programs.head(self._process))
         jax.monitoring.register_event_listener(self._count)
-        if not compat.around_compilation(self._before, self._after):
+        if not compat.around_compilation(self._before, self._after, self._give_up):
             self._give_up()
 
     def _count(self, event, **_):

@@ -23,7 +23,6 @@ from jaxcomm.launch.witness import Witness
 
 LIBRARY = "libjaxcomm_watch.so"
 _PLUGIN = "NCCL_PROFILER_PLUGIN"
-_LOOK_SECONDS = 0.2
 # What runs beside a program that waits, such as heartbeats, takes a tenth of this.
 _LEAST_CPU_SECONDS = 0.1
 _LEAST_CPU_SHARE = 0.005
@@ -110,7 +109,7 @@ class NcclWatch:
         now = self._clock()
         if now < self._next:
             return None
-        self._next = now + _LOOK_SECONDS
+        self._next = now + min(self.seconds / 15, 1.0)
         rings = self._rings()
         progress = tuple((each.process, each.progress) for each in rings)
         if progress != self._progress:
@@ -172,7 +171,7 @@ class CpuWatch:
         now = self._clock()
         if now < self._next:
             return None
-        self._next = now + min(max(self.seconds / 10, _LOOK_SECONDS), 1.0)
+        self._next = now + min(self.seconds / 10, 1.0)
         usages = witness.usages()
         self._ran = {
             process: self._ran.get(process, collections.deque()) for process in usages

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compiler
+from jax.experimental import serialize_executable
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm.diagnostics import lines, programs
@@ -229,44 +230,66 @@ def test_communicators_are_told_apart_by_their_processes():
     assert [each[1] for each in found.values()] == ["y", "x", "?"]
 
 
-def test_a_process_writes_what_it_compiles(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        compiler, "compile_or_get_cached", compiler.compile_or_get_cached
-    )
-    path = tmp_path / "nccl-0.programs"
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """Returns the file of this process, while it keeps what it compiles."""
+    for module, name in (
+        (compiler, "compile_or_get_cached"),
+        (serialize_executable, "deserialize_and_load"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    path = tmp_path / "folder" / "nccl-0.programs"
+    path.parent.mkdir()
     file = compiled.Compiled(path)
     file.keep()
+    yield path
+    jax.monitoring.unregister_event_listener(file._count)
+
+
+def total(size):
+    """Compiles a sum of arrays of this size, whose line is the second below."""
+
+    def summed(x):
+        return jax.lax.psum(x, "x")
+
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    rows = jax.sharding.NamedSharding(mesh, P("x"))
+    x = jax.device_put(jnp.ones((2, size)), rows)
+    f = jax.shard_map(summed, mesh=mesh, in_specs=P("x"), out_specs=P())
+    return jax.jit(f).lower(x).compile()
 
-    def total(size):
-        def summed(x):
-            return jax.lax.psum(x, "x")
 
-        rows = jax.sharding.NamedSharding(mesh, P("x"))
-        x = jax.device_put(jnp.ones((2, size)), rows)
-        f = jax.shard_map(summed, mesh=mesh, in_specs=P("x"), out_specs=P())
-        return jax.jit(f)(x)
+def test_a_process_writes_what_it_compiles(path):
+    total(7)
+    record = path.with_suffix(".ring")
+    (program,) = programs.beside(record, os.getpid())
+    assert program.processes == (0, 0)
+    (call,) = programs._calls(program.node)
+    line = total.__code__.co_firstlineno + 4
+    name = call.name.removesuffix(" when it was compiled")
+    assert name.endswith(f" of jit_summed, test_lines.py:{line}")
+    assert call.sizes == (("float32", 7, 28),)
+    # A file of an earlier process is of no use, nor one that is not whole.
+    assert programs.beside(record, os.getpid() + 1) is None
+    path.write_text(path.read_text()[:-20])
+    assert programs.beside(record, os.getpid()) is None
 
-    try:
-        total(7)
-        (program,) = programs.beside(tmp_path / "nccl-0.ring", os.getpid())
-        assert program.processes == (0, 0)
-        (call,) = programs._calls(program.node)
-        code = total.__code__.co_firstlineno + 2
-        name = call.name.removesuffix(" when it was compiled")
-        assert name.endswith(f" of jit_summed, test_lines.py:{code}")
-        assert call.sizes == (("float32", 7, 28),)
-        # A file of an earlier process is of no use, nor one that is not whole.
-        assert programs.beside(tmp_path / "nccl-0.ring", os.getpid() + 1) is None
-        whole = path.read_text()
-        path.write_text(whole[:-20])
-        assert programs.beside(tmp_path / "nccl-0.ring", os.getpid()) is None
-        path.write_text(whole)
-        # More than there is room for: without one, others would be taken for it.
-        monkeypatch.setattr(programs, "MOST_BYTES", len(whole) + 20)
+
+@pytest.mark.parametrize("why", ["too much", "no folder", "another process's"])
+def test_a_process_that_cannot_write_all_leaves_no_file(path, monkeypatch, why):
+    program = total(7)
+    if why == "too much":
+        monkeypatch.setattr(programs, "MOST_BYTES", path.stat().st_size + 20)
         total(9)
-        assert not path.exists()
-        total(11)
-        assert not path.exists()
-    finally:
-        jax.monitoring.unregister_event_listener(file._count)
+    elif why == "no folder":
+        path.unlink()
+        path.parent.rmdir()
+        total(9)
+        path.parent.mkdir()
+    else:
+        given = serialize_executable.serialize(program)
+        serialize_executable.deserialize_and_load(*given)
+    # Others would be taken for what is missing.
+    assert not path.exists()
+    total(11)
+    assert not path.exists()

@@ -4,6 +4,7 @@ The order is as NCCL 2.28.9 was seen to call on two GPUs: the group, the collect
 launch, then the GPU's events from another thread.
 """
 
+import json
 import os
 import pathlib
 import signal
@@ -17,6 +18,8 @@ from jaxcomm.diagnostics import programs, ring
 from jaxcomm.diagnostics.merge import merge_files
 from jaxcomm.diagnostics.programs import Call
 from jaxcomm.diagnostics.record import RecordError
+from jaxcomm.doctor import __main__ as doctor
+from jaxcomm.doctor import options
 
 LIBRARY = pathlib.Path(jaxcomm.__file__).parent / "libjaxcomm_watch.so"
 
@@ -131,6 +134,43 @@ def test_without_events_of_the_gpu_who_enqueued_less_is_named(tmp_path):
     assert merged.suspect.startswith("suspect: process 1 ")
     assert "last completed all-reduce #295" in merged.suspect
     assert "all-reduce #296" in merged.suspect
+
+
+def test_the_doctor_reads_them_beside_flight_records(tmp_path, capsys):
+    for process, turns in enumerate([3, 2]):
+        step = STEP.format(version=5, process=process, turns=turns)
+        script(step, tmp_path, process)
+    ours = {
+        "key": "1f", "axes": "('i',)", "lane": "default", "backend": "nccl",
+        "platform": "cuda", "groups": [[0, 1]], "timeout_seconds": 300.0,
+        "entries": [
+            {"sequence": 7, "rank": 0, "group": 0, "device": 0, "run_id": 1,
+             "site": "a", "collective": "all_reduce", "name": "psum",
+             "operands": "float32[4]", "dtype": "float32", "bytes": 16,
+             "state": "started", "started": 1_700_000_000.0, "seconds": None},
+        ],
+    }  # fmt: skip
+    own = tmp_path / "flight-record-0.json"
+    document = {
+        "version": 1, "process": 0, "processes": 2, "pid": 1, "host": "node7",
+        "time": 1_700_000_009.0, "reason": "signal", "devices": {"cuda": [0]},
+        "communicators": [ours],
+    }  # fmt: skip
+    own.write_text(json.dumps(document))
+    trace = tmp_path / "trace.json"
+    words = ["--merge", *map(str, tmp_path.glob("*.ring")), str(own)]
+    assert doctor.main(options.read(words)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("psum(float32[4]) #7") >= 1
+    assert "enqueued" not in out
+    # Ours once, though NCCL told of its sums, too; and what XLA did.
+    assert "flight records of 2 of 2 processes (signal: 0; nccl: 1)" in out
+    assert doctor.main(options.read([*words, "--trace", str(trace)])) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [each["name"] for each in events if each["ph"] == "X"]
+    assert sum("psum" in name for name in names) == 1
+    assert sum("all-reduce" in name for name in names) == 5
 
 
 def test_all_that_completed_is_no_finding(tmp_path):
