@@ -161,9 +161,12 @@ class MeshProgram:
 
     def batch_shape(self):
         """Return the shapes of what :meth:`deal` returns."""
-        padded = self._layout.size * self._layout.local_length
-        x = jax.ShapeDtypeStruct((self.rows, padded), jnp.int32, sharding=self._split)
-        return x, x, jaxcomm.Tokens(self._layout, x, x)
+        x = np.zeros((self.rows, self._layout.length), np.int32)
+        batch, tokens = self._layout.reorder((x, x), segment_ids=x)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._split),
+            (*batch, tokens),
+        )
 
     def _loss(self, params, inputs, targets, tokens):
         """Return the mean loss over the mesh; runs inside shard_map."""

@@ -18,6 +18,7 @@ from jaxcomm.attention.permutation import (
     token_numbers,
 )
 from jaxcomm.attention.schedules import Schedule, get_schedule
+from jaxcomm.attention.table import table_of
 from jaxcomm.primitives import arguments
 
 
@@ -254,7 +255,11 @@ class Layout:
         order = None
         if not self.is_static:
             order = jax.ShapeDtypeStruct(self.order.shape, np.int32)
-        return out, Tokens(self._with_order(order), positions, ids)
+        tokens = Tokens(self._with_order(order), positions, ids)
+        if ids is None:
+            return out, tokens
+        table = table_of(self.all_positions(), ids, self.size)
+        return out, dataclasses.replace(tokens, table=table)
 
     def places(self) -> Any:
         """Return where each position is in rank order, shaped as all positions are."""
@@ -282,8 +287,9 @@ class Tokens:
 
     Hand it to all that ask for the tokens of a batch: ``ring_attention``,
     ``relayout``, :meth:`restore`; ``tokens.positions`` to RoPE. It is a pytree of
-    arrays of shape (B, T). Pass it through ``jax.jit`` like other data, and through
-    ``jax.shard_map`` with the spec of the batch's first two dimensions.
+    arrays, of shape (B, T) but for the table. Pass it through ``jax.jit`` like other
+    data, and through ``jax.shard_map`` with the spec of the batch's first two
+    dimensions.
 
     Attributes:
       layout: of the sequence. Of a :func:`document_layout` it holds the shape of
@@ -291,11 +297,15 @@ class Tokens:
       positions: int32 (B, T) or (T,): the position of each token, -1 for padding.
       segment_ids: int32 of that shape, the document of each token, negative for
         padding. If None, all tokens are of one document.
+      table: int32 (B, ranks * some), what ranks see of each other's documents. It is
+        made of numpy arrays alone, and without it programs for GPUs look at the ids.
+        Tokens with other ids need another: give ``reorder`` the ids, or leave it None.
     """
 
     layout: Layout
     positions: Any
     segment_ids: Any = None
+    table: Any = None
 
     @property
     def is_padding(self) -> Any:
@@ -381,7 +391,7 @@ jax.tree_util.register_pytree_with_keys(Layout, _parts_of_layout, _layout_of)
 
 
 def _parts_of_tokens(tokens: Tokens):
-    names = ("positions", "segment_ids")
+    names = ("positions", "segment_ids", "table")
     children = tuple(
         (jax.tree_util.GetAttrKey(name), getattr(tokens, name)) for name in names
     )

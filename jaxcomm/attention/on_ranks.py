@@ -26,6 +26,7 @@ from jaxcomm.attention.strategies.strategy import (
     keep,
     rounded,
 )
+from jaxcomm.attention.table import width
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
@@ -253,6 +254,21 @@ def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
     return found
 
 
+def _table_of(tokens: Tokens, batch: int, what: str):
+    """Return the table of this rank's tokens, int32 (B, numbers), or None."""
+    table = tokens.table
+    if table is None:
+        return None
+    count = width(tokens.layout.size)
+    if table.shape not in ((batch, count), (1, count), (count,)):
+        raise ValueError(
+            f"{what}: tokens.table has shape {table.shape} on this rank, and "
+            f"{(batch, count)} is expected. Split what layout.reorder returned as the "
+            "batch is."
+        )
+    return jnp.broadcast_to(jnp.asarray(table, jnp.int32), (batch, count))
+
+
 def with_padding(ids, layout: Layout, rank):
     """Return the ids of a rank's tokens, negative where the layout has padding."""
     if ids is None or layout.length == layout.size * layout.local_length:
@@ -283,6 +299,7 @@ def _inputs(what: str, arrays: Arrays, queries, keys):
     inputs = Inputs(
         *(query, arrays.key, arrays.value, ids, key_ids),
         *(bias, slopes, arrays.seeds, layout, key_layout),
+        table=_table_of(tokens, batch, what) if tokens is key_tokens else None,
     )
     return inputs, None if sinks is None else sinks.astype(of_sums)
 

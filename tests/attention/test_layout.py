@@ -94,7 +94,8 @@ def test_arrays_and_tokens_stay_sharded_on_a_mesh_of_explicit_axes(length):
     x = np.arange(4.0 * length).reshape(2, length, 2)
     ids, lengths = np.arange(length) // 5, np.array([length, 9])
     of_ids = {"segment_ids": ids, "lengths": lengths}
-    expected = layout.reorder(x, **of_ids)
+    held, tokens = layout.reorder(x, **of_ids)
+    expected = held, dataclasses.replace(tokens, table=None)
     with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
         # 13 tokens cannot be split in their natural order.
         spec = ("data", "context" if length == 16 else None)

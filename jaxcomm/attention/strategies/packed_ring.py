@@ -19,10 +19,12 @@ from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
+from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.hops import members_at
 from jaxcomm.attention.strategies.loop import Loop, completion
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import Found, Pieced, Ways, ways_of
+from jaxcomm.attention.table import Table
 from jaxcomm.collectives.permute import ring_shift
 
 # Ways: no rank sees another's keys; few tokens do, or are seen; any may.
@@ -40,6 +42,7 @@ class _Packed(NamedTuple):
       at: the first of the few queries of this rank that may see any.
       keys_at: int32 (ranks,), the first of the few keys of each that may be seen.
       every: the pieces of all ranks.
+      is_right: whether this rank holds what a table says, or None if all know.
     """
 
     own: sequences.Starts
@@ -47,6 +50,7 @@ class _Packed(NamedTuple):
     at: Any = None
     keys_at: Any = None
     every: Any = None
+    is_right: Any = None
 
 
 def packed_ring(ring: Loop) -> "PackedRing | None":
@@ -69,8 +73,65 @@ class PackedRing:
         self.key_tokens = self.inputs.key.shape[1]
 
     def look(self) -> Found:
-        """Look at the tokens of all ranks."""
-        return self.ways.look(self._look)
+        """Look at the tokens of all ranks, or at the table that came with them."""
+        is_known = self.inputs.table is not None and self.ring.call.mask.is_causal
+        return self.ways.look(self._look_up if is_known else self._look)
+
+    def _look_up(self, most: int) -> Found:
+        inputs, size, rank = self.inputs, self.ring.call.size, self.ring.call.rank()
+        table = Table.of(inputs.table, size)
+        batch, tokens = self.shape
+        row = jnp.arange(batch, dtype=jnp.int32)
+
+        def places(x, axis: int):
+            """Put the rows, dimension 0, one behind the other."""
+            of_rows = row.reshape(-1, *[1] * (x.ndim - 1)) * tokens
+            found = jnp.moveaxis(x + of_rows, 0, axis)
+            return found.reshape(*found.shape[:axis], -1)
+
+        begin, key, end = (places(table.own[:, i], 0) for i in range(3))
+        own = sequences.of_documents(begin, key, end, self._tokens, self._tokens)
+        seen = [places(table.seen[:, :, i], 1) for i in range(4)]
+        of_row = jnp.repeat(row, seen[0].shape[1] // batch)
+        seen = Seen(*seen, jnp.broadcast_to(of_row, seen[0].shape))
+        start, stop = (places(table.every[:, :, i], 1) for i in range(2))
+        document = jnp.moveaxis(table.every[:, :, 2], 0, 1).reshape(size, -1)
+        every = Pieces(start, stop, start, document, start)
+        mine = jax.tree.map(lambda x: x[rank], every)
+        held = mine.segment_ids(Window(0, tokens, batch, tokens))
+        is_right = (held == inputs.query_ids).all()
+        if inputs.is_right is not None:
+            is_right &= inputs.is_right
+        first, key = table.bounds[:, 0].min(0), table.bounds[:, 2].min(0)
+        stop, key_stop = table.bounds[:, 1].max(0), table.bounds[:, 3].max(0)
+        return self._found(
+            (table.serves > 0).all(), None, (first, stop, key, key_stop),
+            _Packed(own, seen, every=every, is_right=is_right),
+        )  # fmt: skip
+
+    def _found(self, serves, are_wrong, bounds, packed: _Packed) -> Found:
+        """Return the way of all ranks.
+
+        Args:
+          serves, are_wrong: as in ``Ways.found``.
+          bounds: int32 (ranks,) each: the first and the end of a rank's queries that
+            see keys of others, and of the keys that others see, in a row.
+          packed: what else is known, but for where the few begin.
+        """
+        rank, tokens = self.ring.call.rank(), self.shape[1]
+        first, end, key, key_end = bounds
+        are_few = (end - first <= self._few(tokens)).all()
+        are_few &= (key_end - key <= self._few(self.key_tokens)).all()
+        way = jnp.where((end == 0).all(), _OWN, jnp.where(are_few, _SOME, _ALL))
+        at = jnp.clip(first[rank], 0, tokens - self._few(tokens))
+        keys_at = jnp.clip(key, 0, self.key_tokens - self._few(self.key_tokens))
+        packed = packed._replace(at=at, keys_at=keys_at)
+        way = self.ways.found(way, serves, are_wrong)
+        if packed.is_right is not None:
+            # Where nothing is sent each rank goes its own way. Else see _own_keys.
+            is_wrong = (way == _OWN) & ~packed.is_right
+            way = self.ways.found(way, True, is_wrong)
+        return Found(way, packed)
 
     def forward(self, found: Found, generic: Callable[[], Any]):
         """Attend.
@@ -146,19 +207,15 @@ class PackedRing:
         # By whose they are: rank i is the first other of rank i + 1, and so on.
         readers = (every[:, None] + 1 + every[:-1]) % size, every[:-1]
         key, key_end = key[readers].min(1), key_end[readers].max(1)
-        are_few = (end - first <= self._few(tokens)).all()
-        are_few &= (key_end - key <= self._few(self.key_tokens)).all()
-        way = jnp.where((end == 0).all(), _OWN, jnp.where(are_few, _SOME, _ALL))
-        serves = pieced.are_right & are_all.all()
-        way = self.ways.found(way, serves, pieced.are_wrong)
-        found = _Packed(
-            sequences.of_own(own, batch_tokens),
-            jax.tree.map(lambda x: x[rank], seen),
-            jnp.clip(first[rank], 0, tokens - self._few(tokens)),
-            jnp.clip(key, 0, self.key_tokens - self._few(self.key_tokens)),
-            pieced.every,
-        )
-        return Found(way, found)
+        return self._found(
+            pieced.are_right & are_all.all(), pieced.are_wrong,
+            (first, end, key, key_end),
+            _Packed(
+                sequences.of_own(own, batch_tokens),
+                jax.tree.map(lambda x: x[rank], seen),
+                every=pieced.every,
+            ),
+        )  # fmt: skip
 
     @property
     def _tokens(self) -> int:
@@ -182,12 +239,17 @@ class PackedRing:
             return Window(of.keys_at[rank], self._few(tokens), batch, tokens)
         return Window(0, tokens, batch, tokens)
 
-    def _sent(self, way: int | None, of: _Packed) -> Keys:
+    def _own_keys(self, of: _Packed) -> Keys:
+        """Return the own keys, which are NaN if this rank holds other tokens."""
+        key, value, ids = self.ring.own_block
+        return Keys(poison_unless(of.is_right, key), value, ids)
+
+    def _sent(self, way: int | None, of: _Packed, own: Keys) -> Keys:
         """Return the part of the own keys that others may see.
 
         Where a way is the whole pass, ranks know each other's documents.
         """
-        key, value, ids = self.ring.own_block
+        key, value, ids = own
         window = self._keys(way, of, self.ring.call.rank())
         return Keys(window.of(key), window.of(value), ids if way is None else None)
 
@@ -218,7 +280,8 @@ class PackedRing:
         ring, own = self.ring, self.ring.own_block
         if not ring.last or way == _OWN:
             return *self._attend_own(found, way, of, own), self._no_keys()
-        block = self._sent(way, of)
+        own = self._own_keys(of)
+        block = self._sent(way, of, own)
         arriving = ring.start(block, ring.shift(0))
         out, lse = self._attend_own(found, way, of, ring.then(arriving, own))
         # Not the log-sum-exp, whose dimensions would be moved for it.
@@ -296,7 +359,7 @@ class PackedRing:
             return total, jax.tree.map(jnp.add, following, added), block
 
         last = ring.last
-        block = few if way == _SOME else self._last(self._sent(way, of))
+        block = few if way == _SOME else self._last(self._sent(way, of, own))
         if last > 1:
             arriving = ring.start(block, -ring.shift(last - 1))
             total, grads = hop(ring.then(arriving, block), ring.distance_at(last))

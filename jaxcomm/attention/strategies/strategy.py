@@ -102,6 +102,8 @@ class Inputs(NamedTuple):
       query_layout, key_layout: who holds which positions.
       is_right: bool scalar, whether this rank holds the tokens that the layouts say; or
         None if it does.
+      table: int32 (B, numbers), what is known of documents: see ``table.Table``. Or
+        None.
     """
 
     query: Any
@@ -115,6 +117,7 @@ class Inputs(NamedTuple):
     query_layout: Layout
     key_layout: Layout
     is_right: Any = None
+    table: Any = None
 
     def poisoned(self) -> "Inputs":
         """Return inputs of which wrong tokens make results NaN, where they are seen.

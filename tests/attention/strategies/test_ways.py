@@ -1,5 +1,7 @@
 """Documents choose once what a pass computes and sends, on all ranks alike."""
 
+import dataclasses
+
 import dense
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import split
 from dense import Options
 
 import jaxcomm
-from jaxcomm.attention import document_layout, segment_ids_of
+from jaxcomm.attention import document_layout, segment_ids_of, table
 from jaxcomm.attention.strategies import loop, ways
 
 pytestmark = pytest.mark.usefixtures("called")
@@ -74,6 +76,7 @@ def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents."""
     for name, value in ("_FEW", 1), ("_MANY", many):
         monkeypatch.setattr(ways, name, value)
+    monkeypatch.setattr(table, "MOST", 1)
     window = (9, 0) if strategy == "halo" else None
     compare(ids_of(lengths), strategy=strategy, window=window)
 
@@ -156,6 +159,44 @@ def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, lengths, size):
     found = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays)
     for x in jax.tree.leaves(found):
         assert np.isnan(np.asarray(x, np.float32)).all()
+
+
+@pytest.mark.parametrize("part", ["positions", "segment_ids"])
+@pytest.mark.parametrize("lengths", [WHOLE, SOME, ALL])
+def test_what_the_table_does_not_say_is_nan(lengths, part):
+    """On the rank that holds it, and wherever it is seen."""
+    arrays, _ = arrays_of()
+    layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
+    arrays, tokens = layout.reorder(
+        [np.asarray(x) for x in arrays], segment_ids=ids_of(lengths)
+    )
+    assert tokens.table is not None
+    changed = getattr(tokens, part).copy()
+    changed[0, 30] += 50
+    tokens = dataclasses.replace(tokens, **{part: changed})
+
+    def local(tokens, *arrays):
+        return jaxcomm.ring_attention(
+            *arrays,
+            "context",
+            tokens,
+            is_causal=True,
+            implementation="flash",
+            backend="xla",
+        )
+
+    whole = split.sharded(local, SIZE, split.SPLIT)
+
+    def loss(tokens, *arrays):
+        out = whole(tokens, *arrays)
+        return out.astype(np.float32).sum(), out
+
+    run = jax.jit(jax.value_and_grad(loss, (1, 2, 3), has_aux=True))
+    (_, out), grads = run(tokens, *arrays)
+    for x in (out, *grads):
+        ranks = np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)
+        assert ranks[2].all()
+        assert lengths is not WHOLE or not ranks[[0, 1, 3]].any()
 
 
 def test_second_derivatives_know_the_documents_of_others():

@@ -22,7 +22,8 @@ def of_own(pieces: Pieces, tokens: int) -> Starts:
     """
     end = pieces.document_ends(tokens)
     begin = jnp.where(pieces.begins, pieces.start, end)
-    return _documents(begin, begin, end, pieces.document < 0, tokens, tokens)
+    key = jnp.where(pieces.document < 0, end, begin)
+    return of_documents(begin, key, end, tokens, tokens)
 
 
 def of_run(hop: Hop, run: Run) -> Starts:
@@ -180,9 +181,9 @@ class Among:
         is_document = begin < batch * queries
         key = jnp.where(is_document, row * keys + key, batch * keys)
         key_end = jnp.where(is_document, row * keys + key_end, batch * keys)
-        return _documents(
-            begin, key, key_end, is_padding, batch * queries, batch * keys
-        )
+        # Padding sees nothing.
+        key = jnp.where(is_padding, key_end, key)
+        return of_documents(begin, key, key_end, batch * queries, batch * keys)
 
     def _ends(self):
         """Return where a row's keys begin and end, int32 (B,) each."""
@@ -204,10 +205,13 @@ class Among:
         return [jnp.broadcast_to(jnp.int32(x), (self.batch,)) for x in (first, end)]
 
 
-def _documents(begin, key, key_end, is_padding, queries: int, keys: int) -> Starts:
-    """Return the starts of documents, by their first query and by their keys."""
-    # Padding sees nothing.
-    key = jnp.where(is_padding, key_end, key)
+def of_documents(begin, key, key_end, queries: int, keys: int) -> Starts:
+    """Return the starts of documents, by their first query and by their keys.
+
+    Args:
+      begin, key, key_end: int32 (documents,). Padding has no keys.
+      queries, keys: how many there are, in all rows.
+    """
     before = jnp.pad(key_end, (1, 0))[:-1]
     return joined(
         [(begin, before), (begin, key)],
