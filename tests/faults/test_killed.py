@@ -15,6 +15,7 @@ jaxcomm.finalize()
 mesh = mesh_of(of_processes(*alive))
 (member,) = jaxcomm.init(mesh)
 psum = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
+split = jitted(lambda x: jaxcomm.psum_start(x, "i").done(), mesh)
 repeated = jitted(
     lambda x: jax.lax.fori_loop(0, 100_000, lambda _, x: jaxcomm.pmax(x, "i"), x), mesh)
 small, large = spread(mesh, 3), spread(mesh, 1 << 21)
@@ -28,7 +29,7 @@ def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
     processes = start(6, JAX_ENABLE_RECOVERABILITY="1")
     alive = list(range(6))
     for lose, op in (
-        (before_it_arrives, "psum(float32[1,3])"),
+        (before_it_arrives, "psum_start(float32[1,3])"),
         (while_it_waits, "psum(float32[1,3])"),
         (with_its_operand_half_read, "psum(float32[1,2097152])"),
         (while_all_run, "pmax(float32[1,2097152])"),
@@ -57,7 +58,8 @@ def test_survivors_of_a_kill_raise_at_once_and_go_on(start):
 
 
 def before_it_arrives(processes, alive, victim):
-    processes.ask(f"begin({SMALL})", alive)
+    """In the first split-phase collective of this communicator."""
+    processes.ask("begin(lambda: values(split(small)))", alive)
     victim.popen.kill()
     return processes.ask("answer = outcome()", alive)
 

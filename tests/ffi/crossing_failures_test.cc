@@ -142,27 +142,13 @@ TEST(processes_that_wait_for_each_other_are_told_once_both_stand_still) {
 }
 
 TEST(a_process_that_dies_at_the_first_use_of_any_operation_is_named) {
-  struct Use {
-    const char* collective;
-    std::vector<int64_t> params;
-    int64_t operand, result;
-  };
-  // In each, rank 1 needs something of rank 0, which never comes.
-  const std::vector<Use> uses = {
-      {"all_reduce", {}, 4, 4},        {"all_gather", {1}, 4, 8},
-      {"all_to_all", {1, 1, 1}, 4, 4}, {"barrier", {}, 4, 4},
-      {"broadcast", {0}, 4, 4},        {"gather", {1, 1}, 4, 8},
-      {"permute", {-1, 0}, 4, 4},      {"reduce", {1}, 4, 4},
-      {"reduce_scatter", {1}, 4, 2},   {"scan", {0, 0}, 4, 4},
-      {"scatter", {0, 1}, 4, 2}};
-  for (const Use& use : uses) {
+  for (const Use& use : UsesOfTwo(0)) {
     for (const int64_t times : {1, 20000}) {  // small ones, and streams
       Child child;
       Processes processes(Blocks(2, 1), kHangSeconds,
                           {PeerOf(child.pid(), 0), PeerOf(getpid(), 1)});
-      const auto site = FloatSite(use.collective, use.params, use.operand * times,
-                                  use.result * times);
-      RankBuffers survivor(use.operand * times, use.result * times, 1);
+      const auto site = use.MakeSite(times);
+      RankBuffers survivor(use.operand * times, use.result * times, 0);
       Outcome outcome;
       survivor.Arrive(processes.of(1), site.get(), 1, 101, &outcome);
       child.Kill();

@@ -53,12 +53,14 @@ struct WithPeer {
     CommunicatorSpec spec = Spec({{100, 101}}, kHangSeconds);
     spec.platform = "gpu";
     spec.processes = {{0, 1}};
-    const NcclSpec how{std::move(world), {}, patience, {}, OnFailure::kPoison};
+    if (ways.one_shot) setenv("JAXCOMM_FAKE_KERNELS", "1", 1);
+    const NcclSpec how{std::move(world), {}, patience, ways, OnFailure::kPoison};
     return MakeNcclCommunicator(std::move(spec), how);
   }
 
   Child peer;
   NcclPatience patience{kHangSeconds};
+  EnginePolicy ways;
 };
 
 TEST(a_process_that_ends_while_ranks_connect_is_noticed_at_once) {
@@ -71,33 +73,46 @@ TEST(a_process_that_ends_while_ranks_connect_is_noticed_at_once) {
   }
 }
 
+enum class By { kNccl, kSplitPhase, kOneShot, kCopies };
+
+// What rank 0 is told, at its first use of it, and then, once process 1 has ended.
+void EndAtFirstUse(const Use& use, By by) {
+  WithPeer with;
+  with.ways.one_shot = by == By::kOneShot;
+  with.ways.copy_engines = by == By::kCopies;
+  const auto communicator = Must(with.MakeWith(Must(with.MakeWorld())));
+  const auto site = use.MakeSite();
+  Part part(0, site.get());
+  std::fill(part.operand.begin(), part.operand.end(), 0.0f);
+  const bool hosts_wait = site->operands().size() > 1;
+  const auto kill = [&] {
+    const bool begins = Until([&] { return !IsIdle(*communicator); });
+    LetOthersRun();
+    const bool waits = begins && !IsIdle(*communicator);
+    if (!waits) CHECK_EQ(std::string(use.collective), "waits for the other rank");
+    with.peer.Kill();
+  };
+  std::thread other;
+  if (hosts_wait) other = std::thread(kill);
+  Status status =
+      by == By::kSplitPhase ? part.Start(*communicator) : part.Enqueue(*communicator);
+  if (by == By::kSplitPhase && status.success()) status = part.Done(*communicator);
+  hosts_wait ? other.join() : kill();
+  CHECK_EQ(part.on.Synchronize(), cuda::kSuccess);
+  hosts_wait ? CHECK_FAILS(status, "has ended") : CHECK_OK(status);
+  CHECK_TRUE(hosts_wait || std::isnan(part.result[0]));
+  CHECK_FAILS(part.Enqueue(*communicator), "has ended");
+}
+
 TEST_ALONE(a_process_that_ends_at_the_first_use_of_any_operation_is_named,
            EXIT_SUCCESS) {
-  struct Use {
-    const char* collective;
-    std::vector<int64_t> params;
-    int64_t operand, result;
-  };
-  // In each, rank 0 needs something of rank 1, which never comes.
-  const std::vector<Use> uses = {
-      {"all_reduce", {}, 4, 4},        {"all_gather", {1}, 4, 8},
-      {"all_to_all", {1, 1, 1}, 4, 4}, {"broadcast", {1}, 4, 4},
-      {"gather", {0, 1}, 4, 8},        {"permute", {1, 0}, 4, 4},
-      {"reduce", {0}, 4, 4},           {"reduce_scatter", {1}, 4, 2},
-      {"scatter", {1, 1}, 4, 2}};
-  for (const Use& use : uses) {
-    WithPeer with;
-    const auto communicator = Must(with.MakeWith(Must(with.MakeWorld())));
-    const auto site = FloatSite(use.collective, use.params, use.operand, use.result);
-    Part part(0, site.get());
-    CHECK_OK(part.Enqueue(*communicator));
-    LetOthersRun();
-    CHECK_EQ(Cuda().StreamQuery(part.on.stream), cuda::kNotReady);
-    with.peer.Kill();
-    CHECK_EQ(part.on.Synchronize(), cuda::kSuccess);
-    CHECK_TRUE(std::isnan(part.result[0]));
-    CHECK_FAILS(part.Enqueue(*communicator), "has ended");
+  for (const Use& use : UsesOfTwo(1)) {
+    if (use.collective == std::string("scan")) continue;  // NCCL has none
+    EndAtFirstUse(use, By::kNccl);
+    if (use.MakeSite()->operands().size() == 1) EndAtFirstUse(use, By::kSplitPhase);
   }
+  EndAtFirstUse({"all_reduce", {}, 4, 4}, By::kOneShot);
+  EndAtFirstUse({"permute", {1, 0}, kMany, kMany}, By::kCopies);
 }
 
 TEST(a_process_that_ends_while_all_split_is_noticed_at_once) {

@@ -143,14 +143,14 @@ struct Part {
         operand(static_cast<size_t>(site->operands()[0].elements)),
         result(static_cast<size_t>(site->results()[0].elements), -1) {
     std::iota(operand.begin(), operand.end(), static_cast<float>(device * 7 % 5));
-    operands[0] = operand.data();
+    operands.assign(site->operands().size(), operand.data());
     results[0] = result.data();
   }
   // The stream may still be at the buffers, also of a call that has failed.
   ~Part() { on.Synchronize(); }
 
   Call CallOf(int64_t run = 1) {
-    return Call{site, run, 1, 1, device, operands, results, nullptr};
+    return Call{site, run, 1, 1, device, operands.data(), results, nullptr};
   }
   Status Enqueue(Communicator& communicator, int64_t run = 1) {
     return communicator.Enqueue(CallOf(run), on.stream);
@@ -166,7 +166,7 @@ struct Part {
   int device;
   CallSite* site;
   std::vector<float> operand, result;
-  const void* operands[1];
+  std::vector<const void*> operands;
   void* results[1];
 };
 

@@ -90,6 +90,40 @@ inline CommunicatorSpec Spec(std::vector<std::vector<int64_t>> groups,
   return spec;
 }
 
+// An operation of which each rank needs something of the others. Zeros are right as its
+// operands, which may all lie in one place.
+struct Use {
+  const char* collective;
+  std::vector<int64_t> params;
+  int64_t operand, result;  // elements of floats; of ragged_all_to_all, rows
+
+  std::unique_ptr<CallSite> MakeSite(int64_t times = 1) const {
+    if (collective != std::string("ragged_all_to_all")) {
+      return FloatSite(collective, params, operand * times, result * times);
+    }
+    const Leaf rows = FloatLeaf(operand * times);
+    const Leaf numbers{DataType::S32, {2}, 2, sizeof(int32_t)};
+    return testing::MakeSite(collective, params,
+                             {rows, rows, numbers, numbers, numbers, numbers}, {rows});
+  }
+};
+
+// Of two ranks, `root` is the one of which the other needs something.
+inline std::vector<Use> UsesOfTwo(int64_t root) {
+  return {{"all_reduce", {}, 4, 4},
+          {"all_gather", {1}, 4, 8},
+          {"all_to_all", {1, 1, 1}, 4, 4},
+          {"barrier", {}, 4, 4},
+          {"broadcast", {root}, 4, 4},
+          {"gather", {1 - root, 1}, 4, 8},
+          {"permute", {root == 0 ? -1 : 1, root == 0 ? 0 : -1}, 4, 4},
+          {"ragged_all_to_all", {}, 4, 4},
+          {"reduce", {1 - root}, 4, 4},
+          {"reduce_scatter", {1}, 4, 2},
+          {"scan", {0, root}, 4, 4},
+          {"scatter", {root, 1}, 4, 2}};
+}
+
 // One operand and one result of one rank.
 struct RankBuffers {
   RankBuffers(int64_t operand_elements, int64_t result_elements, float value)
@@ -97,10 +131,10 @@ struct RankBuffers {
 
   void Arrive(Communicator& communicator, CallSite* site, int64_t run_id,
               int64_t device_id, Outcome* outcome, uint64_t tag = 1) {
-    const void* operands[] = {operand.data()};
+    const std::vector<const void*> operands(site->operands().size(), operand.data());
     void* results[] = {result.data()};
     outcome->Watch(communicator.Execute(
-        Call{site, run_id, tag, tag, device_id, operands, results, nullptr}));
+        Call{site, run_id, tag, tag, device_id, operands.data(), results, nullptr}));
   }
 
   std::vector<float> operand;
