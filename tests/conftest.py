@@ -187,6 +187,7 @@ def stand_in(stand_in_path, monkeypatch):
     # Before the library is out of sight again.
     jaxcomm.finalize()
     library.load.cache_clear()
+    assert controls.misuse() == ""
 
 
 @pytest.fixture

@@ -41,6 +41,12 @@ inline int& Failures() {
   return failures;
 }
 
+// What must hold after each test.
+inline std::vector<std::function<void()>>& AfterEach() {
+  static std::vector<std::function<void()>> checks;
+  return checks;
+}
+
 struct Register {
   Register(const char* name, std::function<void()> body, int status = kInThisProcess) {
     Tests().push_back({name, std::move(body), status});
@@ -149,6 +155,11 @@ inline pid_t StartAlone(const Test& test) {
   return error == 0 ? child : 0;
 }
 
+inline void Run(const Test& test) {
+  test.body();
+  for (const auto& check : AfterEach()) check();
+}
+
 // Without a name: all tests.
 inline int RunAll(const char* name) {
   // All at the start: most of what they do is to wait for a timeout.
@@ -162,13 +173,13 @@ inline int RunAll(const char* name) {
     const int before = Failures();
     if (name != nullptr) {
       if (std::strcmp(name, test.name) != 0) continue;
-      test.body();
+      Run(test);
       // At once: what the test leaves behind may never end.
       std::fflush(nullptr);
       _exit(Failures() == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
     }
     if (test.status == kInThisProcess) {
-      test.body();
+      Run(test);
     } else {
       CheckEqual(StatusOf(alone[i]), test.status, test.name, __FILE__, __LINE__);
     }

@@ -10,10 +10,13 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "ffi/backends/nccl/library/library.h"
 #include "tests/doubles/nccl/controls.h"
+#include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 
 namespace jaxcomm::testing {
@@ -75,6 +78,9 @@ inline Fake LoadFake() {
   Take(library, "jaxcommFakeSetCapturing", &fake.set_capturing);
   Take(library, "jaxcommFakeEndGraphs", &fake.end_graphs);
   fake.cuda.Init(0);
+  // Whoever breaks a rule of NCCL or CUDA is seen in each program.
+  AfterEach().push_back(
+      [misuse = fake.misuse] { CHECK_EQ(std::string(misuse()), ""); });
   return fake;
 #endif
 }
@@ -107,7 +113,7 @@ inline int Count(const std::string& name) {
   return count;
 }
 
-// A device made current, and a stream on it.
+// A device made current for this thread, and a stream on it.
 class OnDevice {
  public:
   explicit OnDevice(int device) : device_(device) {
@@ -117,7 +123,7 @@ class OnDevice {
   }
   ~OnDevice() {
     Cuda().StreamDestroy(stream);
-    Cuda().CtxPopCurrent(nullptr);
+    if (std::this_thread::get_id() == thread_) Cuda().CtxPopCurrent(nullptr);
     Cuda().DevicePrimaryCtxRelease(device_);
   }
   OnDevice(const OnDevice&) = delete;
@@ -130,6 +136,7 @@ class OnDevice {
 
  private:
   const int device_;
+  const std::thread::id thread_ = std::this_thread::get_id();
 };
 
 // What streams wait for until the test lets them go.
@@ -177,11 +184,12 @@ struct Rank {
   nccl::Comm comm;
   OnDevice* on;
   nccl::Stream stream() const { return on->stream; }
+  nccl::Result Abort() { return Nccl().CommAbort(std::exchange(comm, nullptr)); }
 };
 
-// One rank, from creation to `body` to destruction.
+// One rank, from creation to `body` to destruction, unless the body aborts it.
 inline void RunRank(const nccl::UniqueId& id, int rank, int size,
-                    const std::function<void(Rank)>& body, int device) {
+                    const std::function<void(Rank&)>& body, int device) {
   OnDevice on(device);
   nccl::Comm comm = nullptr;
   nccl::Config config = NewConfig();
@@ -190,13 +198,13 @@ inline void RunRank(const nccl::UniqueId& id, int rank, int size,
     std::fprintf(stderr, "rank %d: %s\n", rank, Nccl().GetLastError(nullptr));
     std::exit(EXIT_FAILURE);
   }
-  body({rank, size, comm, &on});
-  // Fails harmlessly where the body destroyed it.
-  if (Nccl().CommDestroy(comm) != nccl::kSuccess) Nccl().CommAbort(comm);
+  Rank made{rank, size, comm, &on};
+  body(made);
+  if (made.comm != nullptr && Nccl().CommDestroy(comm) != nccl::kSuccess) made.Abort();
 }
 
 // The same for all ranks at once, each in a thread, on the device of its number.
-inline void RunRanks(int size, const std::function<void(Rank)>& body) {
+inline void RunRanks(int size, const std::function<void(Rank&)>& body) {
   const nccl::UniqueId id = NewId();
   ForRanks(size, [&](int rank) { RunRank(id, rank, size, body, rank); });
 }

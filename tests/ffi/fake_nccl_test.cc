@@ -17,14 +17,14 @@ using nccl::Type;
 // Checks what every rank sees after `call` did not fit, and that only an abort helps.
 void CheckDisagreement(const std::function<nccl::Result(Rank, int32_t*)>& call,
                        const std::string& text) {
-  RunRanks(3, [&](Rank r) {
+  RunRanks(3, [&](Rank& r) {
     int32_t values[16] = {};
     call(r, values);
     CHECK_TRUE(Until([&] { return AsyncErrorOf(r.comm) != kSuccess; }));
     CHECK_EQ(AsyncErrorOf(r.comm), nccl::kInvalidUsage);
     CHECK_EQ(std::string(Nccl().GetLastError(r.comm)), text);
     CHECK_EQ(Nccl().CommDestroy(r.comm), nccl::kInvalidUsage);
-    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.Abort(), kSuccess);
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
   });
 }
@@ -55,13 +55,13 @@ void WaitForBoth(std::atomic<int>& looked) {
 
 TEST(sends_outside_a_group_wait_and_an_abort_ends_them) {
   std::atomic<int> looked{0};
-  RunRanks(2, [&](Rank r) {
+  RunRanks(2, [&](Rank& r) {
     int32_t sent = 7, received = 0;
     Nccl().Send(&sent, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
     Nccl().Recv(&received, 1, Type::kInt32, 1 - r.rank, r.comm, r.stream());
     CHECK_EQ(Cuda().StreamQuery(r.stream()), cuda::kNotReady);
     WaitForBoth(looked);
-    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.Abort(), kSuccess);
     // The stream goes on.
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
     CHECK_EQ(received, 0);
@@ -76,7 +76,7 @@ nccl::Comm Split(nccl::Comm comm, int key, nccl::Config* config) {
 
 TEST(those_that_share_resources_take_turns_and_go_together) {
   std::atomic<int> looked{0};
-  RunRanks(2, [&](Rank r) {
+  RunRanks(2, [&](Rank& r) {
     nccl::Config config = NewConfig();
     config.split_share = 1;
     const nccl::Comm shared = Split(r.comm, r.rank, &config);
@@ -119,6 +119,7 @@ TEST(what_needs_a_context_fails_without_one) {
   CHECK_EQ(Cuda().MemAlloc(&pointer, 8), cuda::kSuccess);
   CHECK_EQ(Cuda().MemFree(pointer), cuda::kSuccess);
   CHECK_EQ(Cuda().MemFree(pointer), cuda::kInvalidValue);
+  CHECK_CONTAINS(TheFake().misuse(), "memory that is none, or none any more");
 }
 
 int Violations() {
@@ -132,7 +133,7 @@ int Violations() {
 
 TEST(what_must_not_be_called_during_capture_fails_and_is_noted) {
   constexpr auto kUnsupported = static_cast<cuda::Result>(900);
-  RunRanks(1, [&](Rank r) {
+  RunRanks(1, [&](Rank& r) {
     cuda::Pointer pointer = 0;
     void* handle = nullptr;
     int32_t value = 1;
@@ -182,7 +183,7 @@ TEST_ALONE(nobody_is_told_of_a_dead_process_in_an_operation, EXIT_SUCCESS) {
   int made[2];
   CHECK_EQ(pipe(made), 0);
   const nccl::UniqueId id = NewId();
-  const auto body = [&](Rank r) {
+  const auto body = [&](Rank& r) {
     char byte = 0;
     if (r.rank == 1) {
       // Whoever still makes its communicator would be told.
@@ -195,7 +196,7 @@ TEST_ALONE(nobody_is_told_of_a_dead_process_in_an_operation, EXIT_SUCCESS) {
     CHECK_EQ(Sum(r.comm, r.stream(), &value), kSuccess);
     LetOthersRun();
     CHECK_EQ(AsyncErrorOf(r.comm), kSuccess);
-    CHECK_EQ(Nccl().CommAbort(r.comm), kSuccess);
+    CHECK_EQ(r.Abort(), kSuccess);
     CHECK_EQ(r.on->Synchronize(), cuda::kSuccess);
     CHECK_EQ(value, 1);
   };

@@ -6,6 +6,7 @@ import ctypes
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import waiting
 from models import over
 
@@ -15,12 +16,17 @@ import jaxcomm
 def test_the_current_context_is_left_as_found(stand_in, make_mesh):
     """PyTorch or CuPy in the same thread go on with the device they had chosen."""
     stand_in.cuInit(0)
-    context, found = ctypes.c_void_p(), ctypes.c_void_p()
-    stand_in.cuDevicePrimaryCtxRetain(ctypes.byref(context), 3)
+    third, first, found = (ctypes.c_void_p() for _ in range(3))
+    stand_in.cuDevicePrimaryCtxRetain(ctypes.byref(third), 3)
+    stand_in.cuDevicePrimaryCtxRetain(ctypes.byref(first), 0)
     mesh = make_mesh(i=2)
-    for mine in (context, None):
+    for mine in (third, first, None):
         if mine is not None:
             stand_in.cuCtxPushCurrent_v2(mine)
+        # NCCL leaves the device of the rank at which a group failed.
+        stand_in.fail("ncclGroupEnd", 2)
+        with pytest.raises(RuntimeError, match="ncclCommInitRankConfig"):
+            jaxcomm.init(mesh)
         jaxcomm.init(mesh)
         x = jnp.arange(2.0)
         program = over(mesh, lambda x: jaxcomm.psum(x, "i"), out=jax.P())
@@ -30,7 +36,8 @@ def test_the_current_context_is_left_as_found(stand_in, make_mesh):
         assert found.value == (mine.value if mine is not None else None)
         if mine is not None:
             stand_in.cuCtxPopCurrent_v2(ctypes.byref(found))
-    stand_in.cuDevicePrimaryCtxRelease_v2(3)
+    for device in (3, 0):
+        stand_in.cuDevicePrimaryCtxRelease_v2(device)
 
     def threads(name):
         calls = stand_in.trace(f"cuCtx{name}Current_v2")

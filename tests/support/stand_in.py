@@ -13,12 +13,16 @@ class StandIn:
     def __init__(self):
         self._library = ctypes.CDLL(os.environ["JAXCOMM_NCCL_LIBRARY"])
         self._library.jaxcommFakeTrace.restype = ctypes.c_char_p
+        self._library.jaxcommFakeMisuse.restype = ctypes.c_char_p
         self._library.jaxcommFakeAsyncError.argtypes = ctypes.c_int64, ctypes.c_int
 
     def trace(self, *names):
         lines = self._library.jaxcommFakeTrace().decode().splitlines()
         calls = [json.loads(line) for line in lines]
         return [call for call in calls if not names or call["name"] in names]
+
+    def misuse(self):
+        return self._library.jaxcommFakeMisuse().decode()
 
     def until_called(self, function, count):
         waiting.until(lambda: len(self.trace(function)) >= count, function)

@@ -135,6 +135,7 @@ class Process:
         self.popen.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.close()
+        assert "misuse of the stand-in" not in self.said(), self.said()[-3000:]
 
 
 class Team:

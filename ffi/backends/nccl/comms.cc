@@ -42,7 +42,7 @@ Status WaitUntilReady(const NcclLibrary& library, const std::vector<nccl::Comm>&
       if (comms[at] == nullptr) continue;
       status = library.Check(library.nccl.CommGetAsyncError(comms[at], &state), what);
       if (state == nccl::kInProgress) return false;
-      if (status.success()) status = library.Check(state, what, comms[at]);
+      if (status.success()) status = library.Check(state, what);
     }
     return true;
   }));
@@ -129,14 +129,14 @@ Status Comms::InGroup(const char* what,
   for (const auto& rank : ranks_) comms.push_back(comm(rank->facts.place));
   RETURN_IF_ERROR(library_.InGroup(what, contexts(), [&](size_t i) {
     if (comms[i] == nullptr) return OkStatus();
-    return library_.Check(call(*ranks_[i], comms[i]), what, comms[i]);
+    return library_.Check(call(*ranks_[i], comms[i]), what);
   }));
   return WaitUntilReady(library_, comms, patience_, what);
 }
 
 Status Comms::Finish(nccl::Result result, nccl::Comm comm, const char* what,
                      double seconds) const {
-  if (result != nccl::kInProgress) return library_.Check(result, what, comm);
+  if (result != nccl::kInProgress) return library_.Check(result, what);
   return WaitUntilReady(library_, {comm}, health_.WhileWell({seconds}), what);
 }
 
@@ -194,7 +194,7 @@ Status Comms::AsyncError(LocalRank& rank) {
       library_.nccl.CommGetAsyncError(own, &state) != nccl::kSuccess) {
     return OkStatus();
   }
-  return library_.Check(state, "NCCL", own);
+  return library_.Check(state, "NCCL");
 }
 
 void Comms::Abort(LocalRank& rank) {

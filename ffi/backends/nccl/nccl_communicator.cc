@@ -152,10 +152,7 @@ Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   return Told(call, *rank, engines_.Done(call, *rank, stream));
 }
 
-void NcclCommunicator::Abort(const Status& reason) {
-  const KeptContext kept(parts_.library.cuda);
-  parts_.health.Close(reason);
-}
+void NcclCommunicator::Abort(const Status& reason) { parts_.health.Close(reason); }
 
 CommunicatorStats NcclCommunicator::stats() const {
   CommunicatorStats stats = StatsOf(parts_.ranks);
@@ -231,7 +228,6 @@ ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spe
                                                             NcclSpec how) {
   const std::shared_ptr<NcclWorld> world = how.world;
   const NcclLibrary& library = world->library();
-  const KeptContext kept(library.cuda);
   if (const std::string field = how.settings.Unknown(library); !field.empty()) {
     return InvalidArgument("NCCL ", library.VersionText(), " has no setting '", field,
                            "'; leave it out or install a newer NCCL");

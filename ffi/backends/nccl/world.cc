@@ -48,7 +48,6 @@ ErrorOr<std::shared_ptr<NcclWorld>> NcclWorld::Create(
                            " bytes, not ", unique_id.size());
   }
   std::memcpy(id.internal, unique_id.data(), sizeof(id.internal));
-  const KeptContext kept(library.cuda);
   std::shared_ptr<NcclWorld> made(new NcclWorld(library, size, std::move(devices)));
   const std::vector<cuda::Context>& contexts = made->contexts_.all();
   if (made->contexts_.status().failure()) {

@@ -151,7 +151,10 @@ Fault TakeFault(const std::string& function) {
 }  // namespace
 
 void Misuse(const std::string& how) {
-  Locked<Misused>()->text += std::string(function_name) + ": " + how + "\n";
+  const std::string line = std::string(function_name) + ": " + how + "\n";
+  // At once: many processes end by a kill.
+  std::fprintf(stderr, "misuse of the stand-in: %s", line.c_str());
+  Locked<Misused>()->text += line;
 }
 
 OpenKind::OpenKind(const char* name, CountOpen count) {

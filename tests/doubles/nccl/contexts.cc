@@ -35,8 +35,11 @@ int DeviceOf(cuda::Context context) {
   return static_cast<int>(Number(context)) - kFirstContext;
 }
 
+// XLA keeps the contexts of all devices as long as the process lives, whoever else
+// releases them.
 bool IsAlive(cuda::Context context) {
-  return Locked<References>()->operator[](DeviceOf(context)) > 0;
+  const int device = DeviceOf(context);
+  return device >= 0 && device < kDevices;
 }
 
 }  // namespace
@@ -55,6 +58,10 @@ void UseRuntime() {
   if (!current.empty()) return;
   Misuse("no context is current: the thread gets that of device 0, and its memory");
   if (IsAlive(ContextOf(0))) current.push_back(ContextOf(0));
+}
+
+void SetDevice(int device) {
+  if (!current.empty()) current.back() = ContextOf(device);
 }
 
 }  // namespace jaxcomm::fake

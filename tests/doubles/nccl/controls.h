@@ -50,7 +50,8 @@ JAXCOMM_FAKE_EXPORT int jaxcommFakeMayFail(const char* function);
 JAXCOMM_FAKE_EXPORT int jaxcommFakeForgetFaults(void);
 
 // What callers did against the rules of NCCL and CUDA since it was asked last, line by
-// line: they used what they had ended, ended it twice, or used it on another device.
+// line: they used what they had ended, ended it twice, or used it on another device. It
+// is said on stderr, too.
 JAXCOMM_FAKE_EXPORT const char* jaxcommFakeMisuse(void);
 // What callers have made and not ended, "streams: 3" line by line.
 JAXCOMM_FAKE_EXPORT const char* jaxcommFakeOpen(void);

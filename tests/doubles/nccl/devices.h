@@ -20,6 +20,8 @@ int RuntimeDevice();
 // of device 0 from then on. It is made if need be, in whichever process: 545 MiB of an
 // H200. So it is misuse.
 void UseRuntime();
+// As CUDA's runtime does: in the place of the calling thread's current context.
+void SetDevice(int device);
 
 // Takes pretended memory from a device, or gives it back. False: there is not enough.
 bool Reserve(int device, int64_t bytes);

@@ -119,6 +119,7 @@ struct Group {
   std::vector<Launch> launches;  // one a communicator
   nccl::Result error = nccl::kSuccess;
   std::string text;
+  int device = kNoDevice;  // of what came last
 
   ~Group() {
     if (depth > 0) Misuse("a thread ended within a group");
@@ -185,6 +186,12 @@ nccl::Result ConnectUntilAborted(const std::vector<Launch>& launches) {
   return Failure(nccl::kInternalError, "The communicator was aborted");
 }
 
+// NCCL sets the device of each rank, and not always that of the caller again if one
+// fails.
+void Leave(const Group& group) {
+  if (group.device != kNoDevice) SetDevice(group.device);
+}
+
 void TraceLaunch(const Launch& launch, uint64_t number) {
   TraceEntry entry{"launch"};
   entry.comm = launch.communicator->number;
@@ -197,6 +204,7 @@ void TraceLaunch(const Launch& launch, uint64_t number) {
 
 nccl::Result Submit(Job job) {
   if (group.depth > 0) {
+    group.device = RuntimeDevice();
     group.jobs.push_back(std::move(job));
     return nccl::kSuccess;
   }
@@ -218,6 +226,7 @@ nccl::Result Submit(const std::shared_ptr<Communicator>& communicator,
     Enqueue(std::move(launch));
     return nccl::kSuccess;
   }
+  group.device = RuntimeDevice();
   auto& launches = group.launches;
   auto launch = std::find_if(
       launches.begin(), launches.end(),
@@ -265,10 +274,14 @@ Result ncclGroupEnd() {
   std::swap(ended, fake::group);
   if (ended.error != kSuccess) {
     for (const fake::Job& job : ended.jobs) job.undo();
+    fake::Leave(ended);
     return fake::Failure(ended.error, ended.text);
   }
   const Result result = fake::RunAll(std::move(ended.jobs));
-  if (result != kSuccess && result != kInProgress) return result;
+  if (result != kSuccess && result != kInProgress) {
+    fake::Leave(ended);
+    return result;
+  }
   if (std::any_of(ended.launches.begin(), ended.launches.end(), fake::Connects)) {
     return fake::ConnectUntilAborted(ended.launches);
   }

@@ -123,17 +123,12 @@ Result ncclCommGetAsyncError(Comm comm, Result* error) {
   if (error == nullptr) return fake::Failure(kInvalidArgument, "asyncError is null");
   std::string text;
   *error = fake::AsyncError(communicator.get(), &text);
+  if (!text.empty()) fake::Failure(*error, text);
   return kSuccess;
 }
 
-const char* ncclGetLastError(Comm comm) {
-  thread_local std::string text;
-  text = "";
-  const auto communicator = fake::Communicators().Find(comm);
-  if (communicator != nullptr) (void)fake::AsyncError(communicator.get(), &text);
-  if (text.empty()) text = fake::LastFailure();
-  return text.c_str();
-}
+// It looks at no communicator. That of NCCL is the last of all threads.
+const char* ncclGetLastError(Comm) { return fake::LastFailure().c_str(); }
 
 }  // namespace jaxcomm::nccl
 

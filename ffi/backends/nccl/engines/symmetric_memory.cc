@@ -146,7 +146,7 @@ Status Windows::Begin(const NcclLibrary& library, nccl::Comm comm, void* data,
   return library.Check(
       library.nccl.CommWindowRegister(comm, data, static_cast<size_t>(bytes),
                                       &entry.window, nccl::kWindowSymmetric),
-      "ncclCommWindowRegister", comm);
+      "ncclCommWindowRegister");
 }
 
 std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
@@ -172,7 +172,7 @@ std::string Windows::Finish(const NcclLibrary& library, nccl::Comm comm,
       const Status status = library.Check(
           library.nccl.CommRegister(comm, reinterpret_cast<void*>(entry.begin),
                                     entry.end - entry.begin, &entry.handle),
-          "ncclCommRegister", comm);
+          "ncclCommRegister");
       if (status.success() && entry.handle != nullptr) {
         return entry.how = StrCat("buffer: ", why);
       }

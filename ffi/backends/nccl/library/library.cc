@@ -94,10 +94,10 @@ std::string NcclLibrary::VersionText() const {
   return StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-Status NcclLibrary::Check(nccl::Result result, const char* what,
-                          nccl::Comm comm) const {
+Status NcclLibrary::Check(nccl::Result result, const char* what) const {
   if (result == nccl::kSuccess || result == nccl::kInProgress) return OkStatus();
-  const char* last = nccl.GetLastError(comm);
+  // NCCL looks at no communicator, and another thread may have aborted it.
+  const char* last = nccl.GetLastError(nullptr);
   const bool has_last = last != nullptr && last[0] != '\0';
   return Status(
       result == nccl::kRemoteError ? ErrorCode::kUnavailable : ErrorCode::kInternal,
@@ -145,26 +145,11 @@ const NcclLibrary* LoadedNccl() {
 }
 
 CurrentContext::CurrentContext(const cuda::Api& cuda, cuda::Context context)
-    : cuda_(cuda) {
-  cuda::Context current = nullptr;
-  if (cuda_.CtxGetCurrent(&current) == cuda::kSuccess && current == context) return;
-  pushed_ = cuda_.CtxPushCurrent(context) == cuda::kSuccess;
-}
+    : cuda_(cuda), is_pushed_(cuda.CtxPushCurrent(context) == cuda::kSuccess) {}
 
 CurrentContext::~CurrentContext() {
   cuda::Context popped = nullptr;
-  if (pushed_) cuda_.CtxPopCurrent(&popped);
-}
-
-KeptContext::KeptContext(const cuda::Api& cuda) : cuda_(cuda) {
-  cuda_.CtxGetCurrent(&found_);
-}
-
-KeptContext::~KeptContext() {
-  cuda::Context now = nullptr;
-  if (cuda_.CtxGetCurrent(&now) != cuda::kSuccess || now == found_) return;
-  if (now != nullptr) cuda_.CtxPopCurrent(&now);
-  if (found_ != nullptr) cuda_.CtxPushCurrent(found_);
+  if (is_pushed_) cuda_.CtxPopCurrent(&popped);
 }
 
 }  // namespace jaxcomm

@@ -31,7 +31,7 @@ struct NcclLibrary {
   // "2.27.7"
   std::string VersionText() const;
   // OkStatus(), or an error that says what was called and what went wrong.
-  Status Check(nccl::Result result, const char* what, nccl::Comm comm = nullptr) const;
+  Status Check(nccl::Result result, const char* what) const;
   Status Check(cuda::Result result, const char* what) const;
   // Calls a function of either library.
   template <typename Pointer, typename... Arguments>
@@ -54,7 +54,9 @@ const NcclLibrary* LoadedNccl();
 // Makes a device's context current, and the caller's again at the end. Around every
 // call of NCCL, a group and its end, too: by way of CUDA's runtime NCCL looks which
 // device a thread has, and sets that again at the end. A thread without any gets device
-// 0, and the process a context there (545 MiB of an H200), whichever device it has.
+// 0, and the process a context there (545 MiB of an H200), whichever device it has. And
+// a group that fails may leave the device of another rank: so it is pushed even if it
+// is the current one, and what NCCL put in its place is popped.
 class CurrentContext {
  public:
   CurrentContext(const cuda::Api& cuda, cuda::Context context);
@@ -64,21 +66,7 @@ class CurrentContext {
 
  private:
   const cuda::Api& cuda_;
-  bool pushed_ = false;
-};
-
-// Has the calling thread's context be the same at the end: NCCL, by way of CUDA's
-// runtime, gives a thread that has none that of a device.
-class KeptContext {
- public:
-  explicit KeptContext(const cuda::Api& cuda);
-  ~KeptContext();
-  KeptContext(const KeptContext&) = delete;
-  KeptContext& operator=(const KeptContext&) = delete;
-
- private:
-  const cuda::Api& cuda_;
-  cuda::Context found_ = nullptr;
+  const bool is_pushed_;
 };
 
 }  // namespace jaxcomm
