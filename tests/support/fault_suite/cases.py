@@ -173,9 +173,9 @@ POISON_ACROSS_PROCESSES = [
         "*psum_large small_behind_on_other_lane", "*hop small_behind", "hop sibling",
         on_failure="poison",
     ),
-    *_all("killed_in_loop", "*psum_large alone", "*hop alone", on_failure="poison"),
+    *_all("killed_in_loop", "psum_large alone", "*hop alone", on_failure="poison"),
     *_all(
-        "late", "*psum_large alone", "psum_small alone", "ppermute small_behind",
+        "late", "psum_large alone", "psum_small alone", "ppermute small_behind",
         "product sibling", "*hop small_behind", on_failure="poison",
     ),
     *_all("exits", "psum_large alone", on_failure="poison"),
