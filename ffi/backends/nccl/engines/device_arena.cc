@@ -5,10 +5,13 @@
 #include <memory>
 #include <tuple>
 
+#include "ffi/backends/nccl/failure/process_failure.h"
+
 namespace jaxcomm {
 namespace {
 
 std::atomic<uint64_t> next_segment{1};
+std::atomic<int64_t> total_bytes{0};
 
 // Regions do not share a page of the GPU. CUDA gives memory by larger ones.
 constexpr size_t kRegionBytes = size_t{64} << 10;
@@ -45,16 +48,14 @@ DeviceArena& DeviceArena::Of(int ordinal) {
 }
 
 int64_t DeviceArena::TotalBytes() {
+  // CUDA frees memory once a device is idle.
+  if (ProcessFailure::Get().IsAnyBusy()) return total_bytes;
   MutexLock lock(arenas_mutex);
-  int64_t bytes = 0;
   for (const auto& [ordinal, arena] : AllArenas()) {
     MutexLock arena_lock(arena->mutex_);
     arena->FreeUnused();
-    for (const Segment& segment : arena->segments_) {
-      bytes += static_cast<int64_t>(segment.bytes);
-    }
   }
-  return bytes;
+  return total_bytes;
 }
 
 DeviceArena::Region DeviceArena::RegionOf(const Segment& segment, size_t offset,
@@ -125,6 +126,7 @@ ErrorOr<DeviceArena::Segment*> DeviceArena::Grow(const NcclLibrary& library,
     library.cuda.DevicePrimaryCtxRelease(segment.device);
     return made;
   }
+  total_bytes += static_cast<int64_t>(bytes);
   segments_.push_back(segment);
   return &segments_.back();
 }
@@ -159,6 +161,7 @@ void DeviceArena::Free(const NcclLibrary& library, const Region& region) {
     library.cuda.MemFree(found->at);
   }
   library.cuda.DevicePrimaryCtxRelease(found->device);
+  total_bytes -= static_cast<int64_t>(found->bytes);
   segments_.erase(found);
 }
 

@@ -38,7 +38,8 @@ class DeviceArena {
   // That of a device, as CUDA numbers them. It holds the primary context while it has
   // memory there.
   static DeviceArena& Of(int ordinal);
-  // The bytes of all arenas of this process, without what is unused by now.
+  // The bytes of all arenas of this process: without what is unused by now, unless a
+  // device is busy.
   static int64_t TotalBytes();
 
   // Takes a region. The arena does not grow beyond `most_bytes` for it. `library` must

@@ -56,33 +56,34 @@ cuda::Pointer WordOf(cuda::Pointer memory, size_t bytes, int rank) {
   return memory + bytes - kWordsBytes + static_cast<size_t>(rank) * kLineBytes;
 }
 
-// Copies some bytes between the host and a device, and waits. The stream is one of its
-// own, and the memory of the host is not that of the caller: it may outlive the call.
+// Copies words between the host and a device, on a stream of its own, and waits. The
+// memory of the host that devices reach is made once: to free some waits for devices.
 Status CopyNow(const NcclLibrary& library, cuda::Context context, bool to_device,
-               cuda::Pointer on_device, uint64_t* values, size_t count) {
+               cuda::Pointer on_device, uint64_t* words, size_t count) {
+  static Mutex mutex;
+  static void* pinned = nullptr;
+  MutexLock lock(mutex);
   CurrentContext current(library.cuda, context);
+  if (pinned == nullptr) {
+    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &pinned, kWordsBytes));
+  }
   cuda::Stream stream = nullptr;
   RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &stream,
                               cuda::kStreamNonBlocking, cuda::kHighestPriority));
-  void* pinned = nullptr;
   const size_t bytes = count * sizeof(uint64_t);
-  Status status = library.Try(library.cuda.MemAllocHost, &pinned, bytes);
-  if (status.success() && to_device) {
-    std::memcpy(pinned, values, bytes);
-    status =
-        library.Try(library.cuda.MemcpyHtoDAsync, on_device, pinned, bytes, stream);
-  } else if (status.success()) {
-    status =
-        library.Try(library.cuda.MemcpyDtoHAsync, pinned, on_device, bytes, stream);
-  }
+  if (to_device) std::memcpy(pinned, words, bytes);
+  const Status given =
+      to_device
+          ? library.Try(library.cuda.MemcpyHtoDAsync, on_device, pinned, bytes, stream)
+          : library.Try(library.cuda.MemcpyDtoHAsync, pinned, on_device, bytes, stream);
   const Status ended =
       WaitForStream(library, stream, {kGraceSeconds}, "the end of a copy");
-  if (status.success()) status = ended;
-  if (status.success() && !to_device) std::memcpy(values, pinned, bytes);
-  // What is late may yet come.
-  if (ended.success() && pinned != nullptr) library.cuda.MemFreeHost(pinned);
+  if (given.success() && ended.success() && !to_device) {
+    std::memcpy(words, pinned, bytes);
+  }
+  if (ended.failure()) pinned = nullptr;  // what is late may yet come there
   library.cuda.StreamDestroy(stream);
-  return status;
+  return given.failure() ? given : ended;
 }
 
 }  // namespace
