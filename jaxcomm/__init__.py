@@ -15,6 +15,7 @@ from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax, pmean, pmin, pprod, psum
 from jaxcomm.collectives.all_to_all import all_to_all, pswapaxes
 from jaxcomm.collectives.barrier import pbarrier
+from jaxcomm.collectives.grow import grow
 from jaxcomm.collectives.pcast import pcast
 from jaxcomm.collectives.permute import ppermute, pshuffle, ring_shift
 from jaxcomm.collectives.ragged_all_to_all import ragged_all_to_all
@@ -69,6 +70,7 @@ __all__ = [
     "dot_product_attention",
     "finalize",
     "flight_record",
+    "grow",
     "init",
     "local_sum",
     "memory_report",

@@ -41,6 +41,9 @@ are read when the package is imported, the others when a communicator is created
     1: processes go on when others end, as ``python -m jaxcomm.launch --elastic`` says.
     jaxcomm raises where XLA's collectives would have to serve several processes in
     place of its own, since survivors hang in them. Default: 0.
+``JAXCOMM_STARTS``
+    How often this process was started again, while others went on: they take it in by
+    :func:`jaxcomm.grow`. ``python -m jaxcomm.launch --rejoin`` sets it. Default: 0.
 """
 
 import os
@@ -136,6 +139,18 @@ def is_elastic() -> bool:
       ValueError: if ``JAXCOMM_ELASTIC`` is neither 0 nor 1.
     """
     return _flag("JAXCOMM_ELASTIC", os.environ.get("JAXCOMM_ELASTIC") or "0")
+
+
+def starts() -> int:
+    """Return how often this process was started again while others went on.
+
+    Raises:
+      ValueError: if ``JAXCOMM_STARTS`` is no whole number.
+    """
+    text = os.environ.get("JAXCOMM_STARTS") or "0"
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"JAXCOMM_STARTS is {text!r}, and must be a whole number")
+    return int(text)
 
 
 def is_in_range(value: float) -> bool:

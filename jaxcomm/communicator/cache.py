@@ -281,6 +281,19 @@ def _finalize(why: str, seconds: float = -1, for_good: bool = False) -> None:
                 _turn.release()
 
 
+def leave() -> None:
+    """Close every communicator. move() makes them again, unless finalize() comes first.
+
+    All processes of the job that live call this.
+    """
+    with turn():
+        for member in communicators():
+            _close(member)
+            _to_make[member.key] = _ToMake(member.spec, member.spec.mesh)
+        for backend in backends.BACKENDS.values():
+            backend.forget(lambda processes: True)
+
+
 def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
     """Go on after a failure, on a mesh that has lost processes of another, or on it.
 

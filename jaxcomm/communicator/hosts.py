@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from jaxcomm import config, own_file
 from jaxcomm._built import _ffi
@@ -15,6 +16,9 @@ Peer = tuple[int, int, int, int]
 _END = re.compile(rb"([0-9]{1,7}) ([0-9]{1,3})\n")
 # All the processes that a launcher may have.
 _MOST_ENDS_BYTES = (256 * 4096) * 12
+# How often processes had been started again when they were taken in: each of their
+# earlier starts has an end of its own.
+_starts: dict[int, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +91,22 @@ def ended(processes: Iterable[int], me: int) -> set[int]:
     }
 
 
-def told_ends() -> dict[int, int]:
-    """Return the processes of which the launcher says that they ended, and statuses."""
+def take_in(starts: dict[int, int]) -> None:
+    """Take processes for living that ended so often before they were started again."""
+    _starts.update(starts)
+
+
+def starts() -> dict[int, int]:
+    """Return how often processes were started again that were taken in."""
+    return dict(_starts)
+
+
+def told_ends(starts: Mapping[int, int] | None = None) -> dict[int, int]:
+    """Return the processes of which the launcher says that they ended, and statuses.
+
+    Args:
+      starts: how often processes were started again. If None, those taken in.
+    """
     path = config.ended_file()
     if path is None:
         return {}
@@ -96,19 +114,29 @@ def told_ends() -> dict[int, int]:
         content = own_file.read(path, _MOST_ENDS_BYTES)
     except (OSError, ValueError):
         return {}  # The job is over, or the variable names no such file.
-    return ends_in(content)
+    return ends_in(content, _starts if starts is None else starts)
 
 
-def ends_in(content: bytes) -> dict[int, int]:
+def ends_in(content: bytes, starts: Mapping[int, int] | None = None) -> dict[int, int]:
     r"""Return the processes and statuses that a file of the launcher names.
 
-    A line that is not whole, or of another form, says nothing.
+    A line that is not whole, or of another form, says nothing. Nor do the first lines
+    of a process that was started again so often.
 
     >>> ends_in(b"1 137\n2 0\n4 13")
     {1: 137, 2: 0}
+    >>> ends_in(b"1 137\n2 0\n2 9\n", {1: 1, 2: 1})
+    {2: 9}
     """
-    forms = map(_END.fullmatch, content.splitlines(keepends=True))
-    return {int(form[1]): int(form[2]) for form in forms if form}
+    seen: Counter[int] = Counter()
+    ends = {}
+    for form in map(_END.fullmatch, content.splitlines(keepends=True)):
+        if form is not None:
+            process = int(form[1])
+            seen[process] += 1
+            if seen[process] > (starts or {}).get(process, 0):
+                ends[process] = int(form[2])
+    return ends
 
 
 def infos(processes: tuple[int, ...]) -> dict[int, Info]:

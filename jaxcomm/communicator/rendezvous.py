@@ -302,7 +302,8 @@ class _Member:
             self._is_over = True
             raise CommunicatorError(
                 f"process {self._me} met processes {names(self._processes)} before: "
-                f"it was started anew, and they were not. Start all of them anew"
+                f"it was started anew, and they were not. Start all of them anew, or "
+                f"have them call jaxcomm.grow"
             )
         count = self._store.client.key_value_increment(f"{path}/count", 1)
         outcome = self._look() if count == len(self._processes) else None

@@ -130,11 +130,55 @@ def not_ours(key: str, found: object) -> EntryError:
     )
 
 
+class _Below:
+    """A client whose entries are all in one folder of another's.
+
+    Args:
+      client: the other.
+      folder: its name, with a slash behind.
+    """
+
+    def __init__(self, client: Any, folder: str):
+        self._client, self._folder = client, folder
+
+    def __getattr__(self, name):
+        call = getattr(self._client, name)
+        return lambda key, *rest, **options: call(self._folder + key, *rest, **options)
+
+    def key_value_dir_get(self, key):
+        found = self._client.key_value_dir_get(self._folder + key)
+        return [(key.removeprefix(self._folder), text) for key, text in found]
+
+
 _of_job: Store | None = None
+# The client of the job, and the store of the epoch that this process has entered.
+_entered: tuple[Any, Store] | None = None
 
 
 def of_job(processes: tuple[int, ...]) -> Store:
-    """Return the store of this job, always the same one."""
+    """Return the store of this job, the same one until :func:`enter`."""
+    of_all = of_whole_job(processes)
+    if _entered is not None and _entered[0] is of_all.client:
+        return _entered[1]
+    return of_all
+
+
+def enter(processes: tuple[int, ...], epoch: str) -> None:
+    """Have all that follows find a store without entries, as all who call this do.
+
+    Nothing that was written, counted or remembered before is taken for news there.
+
+    Args:
+      processes: who meet there.
+      epoch: its name, another one each time.
+    """
+    global _entered
+    client = of_whole_job(processes).client
+    _entered = client, Store(_Below(client, f"jaxcomm/epochs/{epoch}/"))
+
+
+def of_whole_job(processes: tuple[int, ...]) -> Store:
+    """Return the store that also those find who entered no epoch."""
     client = compat.key_value_store()
     if client is None:
         raise CommunicatorError(

@@ -13,7 +13,14 @@ import jax
 import numpy as np
 
 from jaxcomm import config
-from jaxcomm.communicator import cache, forks, hosts, presence, rendezvous
+from jaxcomm.communicator import (
+    cache,
+    forks,
+    hosts,
+    membership,
+    presence,
+    rendezvous,
+)
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.init import seconds_of
 from jaxcomm.communicator.rendezvous import SURVIVORS, names
@@ -24,6 +31,9 @@ from jaxcomm.errors import CommunicatorError
 _past: weakref.WeakKeyDictionary[Store, dict[tuple, list[list[int]]]] = (
     weakref.WeakKeyDictionary()
 )
+
+# The mesh that a smaller one was before all losses.
+wholes: dict[jax.sharding.Mesh, jax.sharding.Mesh] = {}
 
 
 def mesh_of_survivors(
@@ -75,6 +85,7 @@ def _survivors(mesh, axis, timeout, what: str) -> jax.sharding.Mesh:
     if axis not in mesh.axis_names:
         raise ValueError(f"{what}: {axis!r} is no axis of {mesh.axis_names}")
     forks.take_part(f"{what} is called")
+    membership.check_taken_in(jax.process_index(), f"{what} is called")
     seconds = seconds_of(timeout, what) or config.timeout_seconds()
     processes, me = processes_of(mesh), jax.process_index()
     rendezvous.check_member(processes, me)
@@ -172,6 +183,11 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
     return outcome
 
 
+def rounds_of(processes: tuple[int, ...], me: int) -> int:
+    """Return how often some processes have agreed who is left."""
+    return len(_past.get(of_job(processes), {}).get((processes, me), ()))
+
+
 def _without(
     mesh: jax.sharding.Mesh, axis: str, lost: list[int], me: int
 ) -> jax.sharding.Mesh:
@@ -188,6 +204,7 @@ def _without(
     if devices.size == 0:
         raise CommunicatorError(f"{text}: none is left. Start the job again")
     smaller = jax.sharding.Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    wholes[smaller] = wholes.get(mesh, mesh)
     living = processes_of(smaller)
     if me not in living:
         raise CommunicatorError(

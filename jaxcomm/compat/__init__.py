@@ -22,6 +22,7 @@ from jaxcomm.compat.needed import needed_modules as needed_modules
 from jaxcomm.compat.processes import around_compilation as around_compilation
 from jaxcomm.compat.processes import around_start_of_devices as around_start_of_devices
 from jaxcomm.compat.processes import configured_cpu_devices as configured_cpu_devices
+from jaxcomm.compat.processes import forget_topology as forget_topology
 from jaxcomm.compat.processes import from_dlpack as from_dlpack
 from jaxcomm.compat.processes import (
     jobs_store_served_elsewhere as jobs_store_served_elsewhere,

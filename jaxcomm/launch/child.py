@@ -93,9 +93,9 @@ def join(report=lambda news: None) -> None:
     """
     import jax
 
-    from jaxcomm import compat
+    from jaxcomm import compat, config
     from jaxcomm._built import ABSENCE
-    from jaxcomm.communicator import extension, presence
+    from jaxcomm.communicator import extension, membership, presence
 
     ours = place()
     if "JAXCOMM_LAUNCHED" in os.environ and not ABSENCE:
@@ -109,6 +109,7 @@ def join(report=lambda news: None) -> None:
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     if is_elastic:
         presence.tell_of_given_up(lambda process: report(f"gave-up {process}"))
+        membership.tell_of_joining(lambda: report("joined"))
     process = os.getpid()
     initialize = jax.distributed.initialize
     signature = inspect.signature(initialize)
@@ -131,6 +132,8 @@ def join(report=lambda news: None) -> None:
         if is_elastic:
             with compat.jobs_store_served_elsewhere():
                 initialize(**given)
+            if given["process_id"] == 0 and config.starts():
+                compat.forget_topology()
         else:
             initialize(**given)
 

@@ -1,86 +1,45 @@
 """Watch the processes, and stop all of them when one fails or someone asks."""
 
-import collections
 import contextlib
-import dataclasses
 import math
 import os
 import re
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxcomm.diagnostics.seen import describe
 from jaxcomm.launch.ends import Ends
+from jaxcomm.launch.members import Members
 from jaxcomm.launch.options import Options
+from jaxcomm.launch.outcome import SIGNAL_BASE, TIMED_OUT, WRONG_USE, Outcome
 from jaxcomm.launch.output import Output
-from jaxcomm.launch.process import UNKILLABLE_SECONDS, Process
+from jaxcomm.launch.process import Process
 from jaxcomm.launch.report import Report
 from jaxcomm.launch.signals import Signals
+from jaxcomm.launch.stopping import (
+    Stopping,
+    ask_for_records,
+    steps,
+    steps_of_failure,
+    steps_of_request,
+)
 from jaxcomm.launch.watch import CpuWatch, NcclWatch
-from jaxcomm.launch.witness import PATIENCE_SECONDS, Inquiry, Witness
+from jaxcomm.launch.witness import ANSWER_SECONDS, PATIENCE_SECONDS, Inquiries, Witness
 
-# As timeout(1) has it.
-TIMED_OUT = 124
-# As argparse and Python itself end.
-WRONG_USE = 2
-# A process that waits for a dead one says so within 0.2 s, in a
-# traceback that is worth more than the fact that it was stopped.
-_LAST_WORDS_SECONDS = 1.0
 # To write a flight record takes some milliseconds.
 _INSISTENT_SECONDS = 0.2
-# For the kernel to end a process that was given up and killed: the others wait for it.
-_KILLED_SECONDS = 1.0
 # Between looks at processes whose end wakes nobody.
 _LOOK_SECONDS = 0.1
-SIGNAL_BASE = 128
-# Between looks at records that are to come.
-_ANSWER_SECONDS = 0.02
-# A process that is stopped for so long is lost, if no other one watches it.
-_STOPPED_SECONDS = 5.0
 # Survivors wait for the end of one that they gave up.
 _LAST_PATIENCE_SECONDS = 0.6
 # What a process reports, see child.py: its number, then its status, that all have
-# joined, that its program ended well, or a process that it and others go on without.
+# joined, that the others took it in, that its program ended well, or a process that it
+# and others go on without.
 _REPORT = re.compile(
-    rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready|done)|gave-up ([0-9]{1,7}))"
+    rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready|joined|done)|gave-up ([0-9]{1,7}))"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A way to make processes end, and the seconds it is given."""
-
-    signal_number: int
-    seconds: float
-
-
-def _steps(first: int, grace: float) -> list[Step]:
-    """Return what is tried one after the other, from ``first`` on."""
-    polite = [first] if first == signal.SIGTERM else [first, signal.SIGTERM]
-    last = Step(signal.SIGKILL, UNKILLABLE_SECONDS)
-    return [*(Step(number, grace) for number in polite), last]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-      status: of the first process that failed. If none did, 0, or what the request to
-        end makes of it.
-      failed: the process that failed first. If None, none did before the end was asked
-        for.
-      was_asked: whether a signal, ``--timeout`` or a closed output asked for the end.
-      left: of an elastic job that failed before its processes had joined: those that
-        did not fail by themselves.
-    """
-
-    status: int
-    failed: int | None = None
-    was_asked: bool = False
-    left: tuple[int, ...] = ()
 
 
 class Job:
@@ -88,6 +47,7 @@ class Job:
 
     Args:
       processes: just started.
+      start: starts one again, see members.py.
       reports: reading end of the pipe on which they report failures.
       options: the times allowed.
       end: ``time.monotonic()`` at which ``--timeout`` ends the run.
@@ -102,6 +62,7 @@ class Job:
     def __init__(
         self,
         processes: Sequence[Process],
+        start: Callable[[int, int], Process],
         reports: int,
         options: Options,
         end: float,
@@ -113,36 +74,24 @@ class Job:
         watch: NcclWatch | CpuWatch | None = None,
     ):
         self._running = {process.number: process for process in processes}
-        # Of elastic jobs: how many have to live, who does, and whether they have met.
-        self._least = options.min_processes if options.elastic else None
-        self._living = {*range(options.total)}
-        self._is_ready = False
+        self._members = Members(options, self._running, start, output)
+        self._stopping = Stopping(self._running, output, end)
         self._ends = ends
         self._witness = witness
         self._report = report
-        # Whose programs have ended well, and since when others have been stopped.
-        self._done: set[int] = set()
-        self._stopped: dict[int, float] = {}
         self._watch = watch
         self._restarts = options.max_restarts > 0
-        # What is asked, and what is done once that is answered.
-        self._inquiries: list[tuple[Inquiry, Callable[[], None]]] = []
+        self._inquiries = Inquiries(witness, self._running)
         self._all = dict(self._running)
         self._reports = reports
         self._grace = options.grace
         self._timeout = options.timeout
         self._signals = signals
         self._output = output
-        self._steps: collections.deque[Step] = collections.deque()
-        self._deadline = end
-        self._stopping = False
-        self._has_ended_some = False
         self._insisted = 0
         self._request = 0
         self._failed: int | None = None
         self._is_late = False
-        # Given up and killed: until when the kernel has time to end them.
-        self._killed: dict[int, float] = {}
         # Whether those that still run have been killed, in vain.
         self._is_over = False
         self._status: int | None = None
@@ -156,17 +105,22 @@ class Job:
             if self._ends.is_of_many_hosts:
                 selector.register(self._ends, selectors.EVENT_READ, self._read_ends)
             unwatched = []
-            for process in self._running.values():
+
+            def look_after(process):
                 if watch := stack.enter_context(process.watched()):
                     selector.register(watch, selectors.EVENT_READ, process)
                 else:
                     unwatched.append(process)
+
+            for process in self._running.values():
+                look_after(process)
             while (self._running or self._inquiries) and not self._is_over:
-                left = min([self._deadline, *self._killed.values()]) - time.monotonic()
-                if self._watch is not None and not self._stopping:
+                left = min(self._stopping.deadline, self._members.deadline())
+                left -= time.monotonic()
+                if self._watch is not None and not self._stopping.has_begun:
                     left = min(left, self._watch.left())
                 if self._inquiries:
-                    left = min(left, _ANSWER_SECONDS)
+                    left = min(left, ANSWER_SECONDS)
                 if unwatched or self._is_alone_in_watching():
                     left = min(left, _LOOK_SECONDS)
                 # Epoll gives them in the order in which they happened, so the first
@@ -185,77 +139,60 @@ class Job:
                 # Not the others: theirs is an order of failures.
                 for process in unwatched:
                     self._collect(process)
-                unwatched = [p for p in unwatched if p.number in self._running]
-                self._take_answers()
-                self._leave_behind()
+                unwatched[:] = [p for p in unwatched if p.number in self._running]
+                self._inquiries.take_answers()
+                for process in self._members.left_behind():
+                    self._count_off(process)
                 if self._is_alone_in_watching():
                     self._give_up_stopped()
+                for process in self._started_again():
+                    look_after(process)
                 self._look_for_progress()
-                if time.monotonic() >= self._deadline:
+                if time.monotonic() >= self._stopping.deadline:
                     self._time_is_up()
         self._read_reports()
-        has_joined = self._is_ready or self._ends.is_of_many_hosts
-        may_join = self._least is not None and not has_joined and self._status
+        members = self._members
+        has_joined = members.is_ready or self._ends.is_of_many_hosts
+        may_join = members.is_elastic and not has_joined and self._status
         return Outcome(
             self._status or 0,
             self._failed,
             was_asked=bool(self._request) or self._is_late,
-            left=tuple(sorted(self._living)) if may_join else (),
+            left=tuple(sorted(members.living)) if may_join else (),
         )
 
     def _heed(self):
         for number in self._signals.take():
             if number == signal.SIGUSR1:
-                self._ask_for_records()
+                ask_for_records(self._running.values())
                 continue
             self._request = self._request or number
-            if self._stopping:
+            if self._stopping.has_begun:
                 self._insisted += 1
-                # Twice: whatever has been tried by now, there is no more to wait for.
-                while self._insisted > 1 and len(self._steps) > 1:
-                    self._steps.popleft()
+                if self._insisted > 1:
+                    self._stopping.skip_to_the_last()
                 if not self._inquiries:
-                    self._next_step(_INSISTENT_SECONDS)
+                    self._go_on_stopping(_INSISTENT_SECONDS)
                 continue
             name = signal.Signals(number).name
             self._output.say(f"{name}: passed on to the processes; again, to insist")
-            first, *rest = _steps(number, self._grace)
-            # Whoever hangs says at what before anything worse comes.
-            last_words = Step(signal.SIGUSR1, min(_LAST_WORDS_SECONDS, self._grace / 2))
-            first = Step(first.signal_number, self._grace - last_words.seconds)
-            self._stop([first, last_words, *rest])
+            self._stop(steps_of_request(number, self._grace))
 
     def _collect(self, process):
         if process.number not in self._running or not process.has_ended():
             return
         self._count_off(process)
 
-    def _leave_behind(self):
-        """Go on without those whom the kernel does not end, though they are killed.
-
-        They wait in it, for a device or a file system, and run no instruction any more.
-        """
-        for number, end in [*self._killed.items()]:
-            process = self._running.get(number)
-            if process is None:
-                del self._killed[number]
-            elif time.monotonic() >= end:
-                self._output.say(
-                    f"process {number} is killed, and the kernel does not end it: "
-                    f"left behind in state {process.state()}, with its GPUs if any"
-                )
-                process.leave_behind()
-                self._count_off(process)
-
     def _count_off(self, process):
         self._running.pop(process.number)
-        self._killed.pop(process.number, None)
+        self._members.has_ended(process.number)
         self._ends.tell(process.number, process.status)
         if process.status:
             self._fail(process.number, process.status)
-        if self._running and not self._stopping and not self._living & {*self._running}:
+        is_over = not self._members.living & self._running.keys()
+        if self._running and not self._stopping.has_begun and is_over:
             # What is left of it was given up, and the job is done.
-            self._stop(_steps(signal.SIGTERM, self._grace))
+            self._stop(steps(signal.SIGTERM, self._grace))
 
     def _read_reports(self):
         try:
@@ -263,11 +200,13 @@ class Job:
         except BlockingIOError:
             return
         for form in filter(None, map(_REPORT.fullmatch, lines)):
-            number, status, ready, given_up = form.groups()
-            if ready == b"ready":
-                self._is_ready = True
-            elif ready:
-                self._done.add(int(number))
+            number, status, news, given_up = form.groups()
+            if news == b"ready":
+                self._members.is_ready = True
+            elif news == b"joined":
+                self._members.has_joined(int(number))
+            elif news:
+                self._members.done.add(int(number))
                 self._witness.note(int(number), 0)
             elif status:
                 self._fail(int(number), int(status))
@@ -289,7 +228,7 @@ class Job:
                 f"{self._ends.refusal}; stopping. Give all hosts the same --hosts and "
                 "-n, and each a --host of its own"
             )
-            self._stop(_steps(signal.SIGTERM, self._grace))
+            self._stop(steps(signal.SIGTERM, self._grace))
         if self._ends.is_cut_off and self._status is None:
             self._status = SIGNAL_BASE + signal.SIGKILL
             self._blame_then_stop(
@@ -301,96 +240,74 @@ class Job:
 
         It may be stopped, or wait in the kernel, and it must write nothing any more.
         """
-        if self._least is None or number not in self._living:
+        if not self._members.is_elastic or number not in self._members.living:
             return False
         how = "was given up by the others"
         self._fail(number, SIGNAL_BASE + signal.SIGKILL, how, is_given_up=True)
         return True
 
     def _is_alone_in_watching(self) -> bool:
-        """Return whether perhaps no process misses another one of an elastic job.
-
-        They wait for all to join, or the last ones are about to end.
-        """
-        if self._least is None or self._stopping or self._inquiries:
-            return False
-        have_ended_some = bool(self._done) or len(self._running) < len(self._all)
-        return not self._is_ready or have_ended_some
+        """Return whether perhaps nobody else sees that a process is stopped."""
+        is_busy = self._stopping.has_begun or self._inquiries
+        return not is_busy and self._members.are_alone_in_watching()
 
     def _give_up_stopped(self):
-        """End those that have been stopped for long: nobody else would."""
-        now = time.monotonic()
-        stopped = {n for n, p in self._running.items() if p.state() == "T"}
-        self._stopped = {n: self._stopped.get(n, now) for n in stopped}
-        others = self._running.keys() - stopped
-        if self._is_ready and not others <= self._done:
-            return
-        for number, since in self._stopped.items():
-            if now - since >= _STOPPED_SECONDS and number in self._living:
-                how = "was stopped, and given up"
-                status = SIGNAL_BASE + signal.SIGKILL
-                self._fail(number, status, how, is_given_up=True)
-                return
+        """End one that has been stopped for long: nobody else would."""
+        number = self._members.stopped_for_long()
+        if number is not None:
+            how = "was stopped, and given up"
+            status = SIGNAL_BASE + signal.SIGKILL
+            self._fail(number, status, how, is_given_up=True)
 
-    def _end_given_up(self, number):
-        if number in self._running:
-            self._running[number].send_all(signal.SIGKILL)
-            self._killed[number] = time.monotonic() + _KILLED_SECONDS
+    def _started_again(self):
+        """Start lost processes again, and return them."""
+        if self._stopping.has_begun or self._inquiries:
+            return []
+        started = [*self._members.started_again()]
+        for process in started:
+            self._running[process.number] = self._all[process.number] = process
+            self._witness.look_at(process)
+        if started and self._output.piped:
+            self._output.follow({p.number: p.pipes() for p in started})
+        return started
 
     def _fail(self, number, status, how="", is_given_up=False):
-        if number not in self._living:
-            return
+        members, stopping = self._members, self._stopping
         how = how or describe(status)
-        if not self._stopping:
+        if number not in members.living:
+            if not stopping.has_begun and members.lose_again(number):
+                self._output.say(f"process {number} {how} before it was taken in")
+                self._all[number].release()
+            return
+        # Also after the first failure: a killed process with a GPU takes a while to
+        # end, and those that saw it die are quicker.
+        if not stopping.has_ended_some:
             self._witness.note(number, status, is_given_up)
-        if self._least is not None and not self._has_ended_some:
-            self._living.discard(number)
+        if members.is_elastic and not stopping.has_ended_some:
+            members.living.discard(number)
         if self._status is not None:
             return
-        if self._least is not None and self._is_ready and not self._stopping:
-            count = len(self._living)
-            if count >= self._least:
-                rest = f"{count} others go on" if count > 1 else "1 other goes on"
-                # The others write their records by themselves, where they fail.
-                most = _LAST_PATIENCE_SECONDS
-                awaited = [number] if is_given_up else self._running
-                self._inquire(
-                    [number],
-                    awaited,
-                    most,
-                    lambda: self._go_on(
-                        number, f"process {number} {how}; {rest}", is_given_up
-                    ),
-                )
-                return
+        if members.can_go_on() and not stopping.has_begun:
+            count = len(members.living)
+            rest = f"{count} others go on" if count > 1 else "1 other goes on"
+            # The others write their records by themselves, where they fail.
+            most = _LAST_PATIENCE_SECONDS
+            awaited = [number] if is_given_up else self._running
+            self._inquiries.add(
+                [number],
+                awaited,
+                most,
+                lambda: self._go_on(
+                    number, f"process {number} {how}; {rest}", is_given_up
+                ),
+            )
+            return
         self._status = status
-        if self._stopping:
+        if stopping.has_begun:
             return
         self._failed = number
         others = "; stopping the others" if set(self._running) - {number} else ""
         self._blame_then_stop(f"process {number} {how}{others}")
-
-    def _inquire(
-        self,
-        ask: Collection[int],
-        await_from: Collection[int],
-        most_seconds: float,
-        then: Callable[[], None],
-    ):
-        """Ask those of some processes that run, and act after their answers."""
-        ask, await_from = (
-            [number for number in some if number in self._running]
-            for some in (ask, await_from)
-        )
-        inquiry = self._witness.ask(ask, await_from, most_seconds)
-        self._inquiries.append((inquiry, then))
-
-    def _take_answers(self):
-        for each in list(self._inquiries):
-            inquiry, then = each
-            if self._witness.has_answered(inquiry, self._running):
-                self._inquiries.remove(each)
-                then()
 
     def _go_on(self, number, text, is_given_up):
         self._report.blame(self._witness.seen())
@@ -399,16 +316,17 @@ class Job:
         if number in self._all:
             self._all[number].release()
         if is_given_up:
-            self._end_given_up(number)
+            self._members.end_given_up(number)
+        self._members.start_again(number)
 
     def _time_is_up(self):
-        if self._stopping and not self._steps:
+        if self._stopping.has_begun and self._stopping.is_at_its_end:
             self._is_over = True
             who = ", ".join(map(str, sorted(self._running)))
             self._output.say(f"killed, but the kernel does not end them: {who}")
             return
-        if self._stopping:
-            self._next_step()
+        if self._stopping.has_begun:
+            self._go_on_stopping()
             return
         self._status = TIMED_OUT
         self._is_late = True
@@ -416,7 +334,7 @@ class Job:
         self._blame_then_stop(text)
 
     def _look_for_progress(self):
-        if self._watch is None or self._stopping:
+        if self._watch is None or self._stopping.has_begun:
             return
         held = self._watch.look(self._witness)
         if held is None:
@@ -434,15 +352,13 @@ class Job:
             self._report.blame(self._witness.seen(), held.still)
             self._output.say(f"{text}; it goes on{see}")
 
-        self._inquire(
+        self._inquiries.add(
             self._running, self._running, min(PATIENCE_SECONDS, self._grace), tell
         )
 
     def _blame_then_stop(self, text, idle=frozenset()):
         """Say who is to blame, then a line, and stop all."""
-        self._stopping = True
-        # Each wait for an answer has an end of its own.
-        self._deadline = math.inf
+        self._stopping.begin()
 
         def stop():
             if self._status != WRONG_USE:
@@ -451,42 +367,17 @@ class Job:
                 self._output.say(text)
             for process in self._all.values():
                 process.release()
-            last_words = Step(0, min(_LAST_WORDS_SECONDS, self._grace))
-            self._stop([last_words, *_steps(signal.SIGTERM, self._grace)])
+            self._stop(steps_of_failure(self._grace))
 
         most = min(PATIENCE_SECONDS, self._grace)
-        self._inquire(self._running, self._running, most, stop)
+        self._inquiries.add(self._running, self._running, most, stop)
 
-    def _stop(self, steps):
-        self._stopping = True
-        self._steps.extend(steps)
-        self._next_step()
+    def _stop(self, more):
+        self._stopping.add(more)
+        self._go_on_stopping()
 
-    def _next_step(self, most_seconds_for_words=math.inf):
-        if not self._steps:
-            return
-        step = self._steps.popleft()
-        seconds = step.seconds
-        if step.signal_number == signal.SIGUSR1:
-            seconds = min(seconds, most_seconds_for_words)
-        self._deadline = time.monotonic() + seconds
-        if step.signal_number == signal.SIGKILL:
-            if self._status is None and self._request:
-                self._status = SIGNAL_BASE + self._request
-            who = ", ".join(map(str, sorted(self._running)))
-            self._output.say(f"still running, now killed: {who}")
-        if step.signal_number == signal.SIGUSR1:
-            self._ask_for_records()
-        # Without a signal it is time for what they say by themselves.
-        if step.signal_number in (signal.SIGUSR1, 0):
-            return
-        self._has_ended_some = True
-        # Process 0 last: JAX ends the others, with pages of text, when they lose it.
-        for process in reversed(self._running.values()):
-            process.send_all(step.signal_number)
-
-    def _ask_for_records(self):
-        for process in self._running.values():
-            # It would end one that does not know it.
-            if process.catches(signal.SIGUSR1):
-                process.send(signal.SIGUSR1)
+    def _go_on_stopping(self, most_seconds_for_words=math.inf):
+        # Before the signal: a process that it ends does not fail by itself.
+        if self._stopping.is_to_kill and self._status is None and self._request:
+            self._status = SIGNAL_BASE + self._request
+        self._stopping.go_on(most_seconds_for_words)

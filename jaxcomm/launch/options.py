@@ -64,6 +64,7 @@ class Options:
       max_restarts: how often the processes start again after a failure.
       elastic: whether the end of a process leaves the others to go on.
       min_processes: how many have to live then.
+      rejoin: how often lost processes are started again, for the others to take in.
       hosts: on which processes are started, as many on each.
       host: the number of this one.
       coordinator: host and port of the first host. If "", an address of this one.
@@ -85,6 +86,7 @@ class Options:
     max_restarts: int = 0
     elastic: bool = False
     min_processes: int = 1
+    rejoin: int = 0
     hosts: int = 1
     host: int = 0
     coordinator: str = ""
@@ -139,6 +141,8 @@ def parse(words: Sequence[str]) -> Options:
     elif given.min_processes > given.processes * given.hosts:
         total = given.processes * given.hosts
         parser.error(f"--min-processes: there are {total} processes")
+    if given.rejoin and (not given.elastic or given.hosts > 1):
+        parser.error("--rejoin goes with --elastic, and with one host")
     _check_hosts(parser, given)
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
 
@@ -256,6 +260,14 @@ def _parser():
         type=_integer(1, _MOST_PROCESSES),
         metavar="N",
         help="with --elastic: if fewer live, the job fails (default: 1)",
+    )
+    add(
+        "--rejoin",
+        type=_integer(0, _MOST_RESTARTS),
+        default=0,
+        metavar="N",
+        help="with --elastic: start lost processes again, N times in all, for the "
+        "others to take in: see jaxcomm.grow (default: 0)",
     )
     add(
         "--hosts",

@@ -122,20 +122,22 @@ class Output:
         self.piped = prefix
         self.is_unread = False
         self._pumps: list[Pump] = []
+        self._writing = threading.Lock()
         self._own_write = -1
 
     def follow(self, pipes: Mapping[int, tuple[int, int]]):
-        """Start to copy stdout and stderr, given as pipes by process id."""
+        """Copy stdout and stderr, given as pipes by process id, from now on."""
         if sys.stdout is not None:
             sys.stdout.flush()
-        writing = threading.Lock()
-        own_read, self._own_write = os.pipe()
         out = {pipe: b"[%d] " % process for process, (pipe, _) in pipes.items()}
         err = {pipe: b"[%d] " % process for process, (_, pipe) in pipes.items()}
-        err[own_read] = _OWN_PREFIX
-        self._pumps = [Pump(out, 1, writing), Pump(err, 2, writing)]
-        for pump in self._pumps:
+        if not self._pumps:
+            own_read, self._own_write = os.pipe()
+            err[own_read] = _OWN_PREFIX
+        pumps = [Pump(out, 1, self._writing), Pump(err, 2, self._writing)]
+        for pump in pumps:
             pump.start()
+        self._pumps += pumps
 
     def say(self, text: str):
         """Write a line of the launcher's own to stderr.

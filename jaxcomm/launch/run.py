@@ -15,9 +15,10 @@ from jaxcomm import compat
 from jaxcomm.diagnostics.seen import describe
 from jaxcomm.launch import devices, environment, folder, port, records, watch
 from jaxcomm.launch.ends import Ends
-from jaxcomm.launch.job import WRONG_USE, Job, Outcome
+from jaxcomm.launch.job import Job
 from jaxcomm.launch.messages import SecretRefused
 from jaxcomm.launch.options import Options
+from jaxcomm.launch.outcome import WRONG_USE, Outcome
 from jaxcomm.launch.output import Output
 from jaxcomm.launch.process import Process
 from jaxcomm.launch.report import Report
@@ -171,16 +172,24 @@ def _attempt(
     try:
         with signals, ends:
             try:
-                for place in places:
-                    process = options.first + len(processes)
+
+                def start(number: int, again: int = 0) -> Process:
+                    more = {"JAXCOMM_STARTS": str(again)} if again else {}
                     variables = environment.of_process(
-                        process, options, address, inherited | ends.variables, place
+                        number,
+                        options,
+                        address,
+                        inherited | ends.variables | more,
+                        places[number - options.first],
                     )
-                    processes.append(
-                        Process(
-                            process, options, variables, reports_write, output.piped
-                        )
+                    process = Process(
+                        number, options, variables, reports_write, output.piped
                     )
+                    processes.append(process)
+                    return process
+
+                for number in range(options.first, options.first + len(places)):
+                    start(number)
                 watching = None
                 if options.watch:
                     watching = (
@@ -192,7 +201,8 @@ def _attempt(
                     output.follow({p.number: p.pipes() for p in processes})
                 witness = Witness({p.number: p for p in processes}, where)
                 job = Job(
-                    processes,
+                    tuple(processes),
+                    start,
                     reports_read,
                     options,
                     end,

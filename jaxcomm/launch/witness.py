@@ -9,7 +9,7 @@ import pathlib
 import signal
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from jaxcomm.diagnostics.seen import Seen
 from jaxcomm.launch import records
@@ -20,6 +20,8 @@ from jaxcomm.launch.process import Process, Usage
 PATIENCE_SECONDS = 2.0
 # To tell whether CPU time moves on.
 _LEAST_SECONDS = 0.1
+# Between looks at records that are to come.
+ANSWER_SECONDS = 0.02
 # Part of one core.
 _WORKS_FROM = 0.1
 _ANSWERING = "SR"
@@ -66,6 +68,10 @@ class Witness:
         if status:
             self._order.setdefault(number, len(self._order) + 1)
 
+    def look_at(self, process: Process) -> None:
+        """Look at a process that was started again."""
+        self._processes = {**self._processes, process.number: process}
+
     def forget(self, number: int) -> None:
         """Leave out a process whose end is told, and that others go on without."""
         self._processes = {n: p for n, p in self._processes.items() if n != number}
@@ -82,8 +88,10 @@ class Witness:
         awaited = {n: records.version(self._folder, n) for n in await_from}
         for number in ask:
             process, usage = self._processes[number], self._before[number]
+            if usage is None or usage.state == "Z":
+                continue  # It is about to end, and that is an answer.
             # SIGUSR1 would end one that does not know it.
-            if usage and usage.state in _ANSWERING and process.catches(signal.SIGUSR1):
+            if usage.state in _ANSWERING and process.catches(signal.SIGUSR1):
                 process.send(signal.SIGUSR1)
             else:
                 awaited.pop(number, None)
@@ -129,3 +137,43 @@ class Witness:
                 )
             )
         return found
+
+
+class Inquiries:
+    """What is asked, and what is done once that is answered.
+
+    Args:
+      witness: asks.
+      running: by number, without those that have ended.
+    """
+
+    def __init__(self, witness: Witness, running: Mapping[int, Process]):
+        self._witness = witness
+        self._running = running
+        self._open: list[tuple[Inquiry, Callable[[], None]]] = []
+
+    def __len__(self):
+        return len(self._open)
+
+    def add(
+        self,
+        ask: Collection[int],
+        await_from: Collection[int],
+        most_seconds: float,
+        then: Callable[[], None],
+    ) -> None:
+        """Ask those of some processes that run, and act after their answers."""
+        ask, await_from = (
+            [number for number in some if number in self._running]
+            for some in (ask, await_from)
+        )
+        inquiry = self._witness.ask(ask, await_from, most_seconds)
+        self._open.append((inquiry, then))
+
+    def take_answers(self) -> None:
+        """Act after those that are answered, or late."""
+        for each in list(self._open):
+            inquiry, then = each
+            if self._witness.has_answered(inquiry, self._running):
+                self._open.remove(each)
+                then()

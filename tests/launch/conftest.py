@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import waiting
 
-from jaxcomm.launch import job, options, records, run
+from jaxcomm.launch import job, members, options, records, run, stopping, witness
 
 
 def is_running(pid):
@@ -111,7 +111,7 @@ def time_passes_at(monkeypatch, notes):
         # Only the job's selector, while it waits for a time: those of the pumps have no
         # data. Not while it waits for answers: these have a clock of their own.
         is_job = any(key.data for key in self.get_map().values())
-        if timeout is None or timeout <= job._ANSWER_SECONDS or not is_job:
+        if timeout is None or timeout <= witness.ANSWER_SECONDS or not is_job:
             return select(self, timeout)
         waiting.until(lambda: is_time() or select(self, 0), "an event of the job")
         if is_time():
@@ -124,7 +124,7 @@ def time_passes_at(monkeypatch, notes):
         groups.append((names, seconds))
 
     monkeypatch.setattr(selectors.EpollSelector, "select", select_or_pass)
-    for module in (job, run):
+    for module in (job, members, run, stopping):
         monkeypatch.setattr(module, "time", clock)
     return pass_at
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from jaxcomm.launch import job
+from jaxcomm.launch import members
 
 pytestmark = pytest.mark.multiprocess
 
@@ -64,7 +64,7 @@ print("process", i, "is done")
 def test_if_a_process_is_lost_before_all_have_joined_the_others_join_without_it(
     cause, launch, notes, monkeypatch
 ):
-    monkeypatch.setattr(job, "_STOPPED_SECONDS", 0)
+    monkeypatch.setattr(members, "_STOPPED_SECONDS", 0)
     status, out, err = launch(
         f"""
 if i == 1 and not os.path.exists(note("died")):
@@ -98,7 +98,7 @@ def test_one_that_is_stopped_as_the_others_end_does_not_hold_up_the_job(
     ending, launch, notes, monkeypatch, assert_gone
 ):
     """Nobody else misses it."""
-    monkeypatch.setattr(job, "_STOPPED_SECONDS", 0)
+    monkeypatch.setattr(members, "_STOPPED_SECONDS", 0)
     status, out, err = launch(
         f"""{PROGRAM}
 if i == 1: {STOPPED}

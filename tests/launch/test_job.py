@@ -6,7 +6,7 @@ import selectors
 import pytest
 import waiting
 
-from jaxcomm.launch import job, process, run
+from jaxcomm.launch import job, process, run, stopping
 
 pytestmark = pytest.mark.multiprocess
 
@@ -91,7 +91,7 @@ os._exit(10 + i)
 
 def test_the_others_may_end_by_themselves(launch, monkeypatch):
     # They have a moment to say what they know before they are asked to end.
-    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", waiting.HANG_SECONDS)
+    monkeypatch.setattr(stopping, "_LAST_WORDS_SECONDS", waiting.HANG_SECONDS)
     status, out, _ = launch(
         """
 if i == 1:
@@ -109,7 +109,7 @@ print("process 1 is missing")
 def test_sigusr1_goes_only_to_those_that_know_it(launch, monkeypatch, time_passes_at):
     # Where a flight record is dumped; one that does not know it would be ended by it.
     monkeypatch.setattr(job, "PATIENCE_SECONDS", waiting.EXPIRES_SECONDS)
-    monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 1000)
+    monkeypatch.setattr(stopping, "_LAST_WORDS_SECONDS", 1000)
     time_passes_at("dumped")
     status, out, _ = launch(
         """

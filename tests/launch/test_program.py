@@ -7,7 +7,7 @@ import sys
 import pytest
 import waiting
 
-from jaxcomm.launch import job, options, run
+from jaxcomm.launch import options, run, stopping
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,7 +31,7 @@ def both(capfd, monkeypatch):
     def start(*words):
         monkeypatch.setenv("JAX_PROCESS_ID", "0")
         # After a failure it ends by itself, however long that takes.
-        monkeypatch.setattr(job, "_LAST_WORDS_SECONDS", 100)
+        monkeypatch.setattr(stopping, "_LAST_WORDS_SECONDS", 100)
         by_hand = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=False
         )
