@@ -13,7 +13,7 @@ import jax
 
 from jaxcomm import compat
 from jaxcomm.diagnostics import perfetto
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import (
     check,

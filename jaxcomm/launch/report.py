@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from jaxcomm.diagnostics import seen, still
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.launch import records
 from jaxcomm.launch.output import Output
 

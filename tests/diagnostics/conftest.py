@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 
 NOW = 1_700_000_000.0
 

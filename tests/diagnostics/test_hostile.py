@@ -10,8 +10,9 @@ import jaxcomm
 from jaxcomm import own_file
 from jaxcomm.diagnostics import perfetto, record, seen
 from jaxcomm.diagnostics.checksum_files import parse
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.flight_record import FlightRecord
-from jaxcomm.diagnostics.merge import merge, merge_files
+from jaxcomm.diagnostics.merge import merge
 
 # With --thorough on a busy machine.
 of_many = pytest.mark.timeout(1200)

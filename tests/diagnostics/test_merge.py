@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.record import RecordError
 
 ALL = "0123"

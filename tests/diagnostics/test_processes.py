@@ -6,7 +6,7 @@ import pytest
 import waiting
 from team import starting
 
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 
 pytestmark = pytest.mark.multiprocess
 

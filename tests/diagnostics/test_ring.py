@@ -15,7 +15,7 @@ import pytest
 
 import jaxcomm
 from jaxcomm.diagnostics import programs, ring
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.programs import Call
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.doctor import __main__ as doctor

@@ -16,7 +16,7 @@ import pytest
 import team
 import waiting
 
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 
 pytestmark = pytest.mark.multiprocess
 PROCESSES = 4
