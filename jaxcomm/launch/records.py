@@ -1,5 +1,6 @@
 """What the processes were doing: the flight records of a run, and what they say."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -85,6 +86,13 @@ def _newer(paths, names, since):
     return sorted(
         path for path in paths if names.fullmatch(path.name) and _is_newer(path, since)
     )[:_MOST_RECORDS]
+
+
+def set_aside(where: pathlib.Path, process: int) -> None:
+    """Keep the record of a process that is started again, and read it no more."""
+    path = where / f"flight-record-{process}.json"
+    with contextlib.suppress(OSError):
+        path.rename(path.with_suffix(".json.lost"))
 
 
 def version(where: pathlib.Path, process: int) -> object:

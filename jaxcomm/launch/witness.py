@@ -71,6 +71,7 @@ class Witness:
     def look_at(self, process: Process) -> None:
         """Look at a process that was started again."""
         self._processes = {**self._processes, process.number: process}
+        records.set_aside(self._folder, process.number)
 
     def forget(self, number: int) -> None:
         """Leave out a process whose end is told, and that others go on without."""
