@@ -201,8 +201,8 @@ ptx: $(NVRTC)/.installed ## compile the GPU kernels to the PTX that is checked i
 bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
 	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench $(ARGS)
 
-bench-plots: $(VENV)/.extra-bench ## draw docs/figures/*.json, one a machine, for docs/performance.md
-	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench.figures docs/figures docs/performance.md
+bench-plots: $(VENV)/.extra-bench ## draw docs/figures/*.json, one a machine, for README.md and docs/performance.md
+	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench.figures docs/figures README.md docs/performance.md
 
 notebooks: $(VENV)/.extra-notebooks ## open the notebooks in Jupyter
 	@PYTHONSAFEPATH=1 PYTHONPATH="$(CURDIR)/examples" $(BIN)/jupyter lab notebooks $(ARGS)

@@ -1,8 +1,9 @@
-"""The pictures and tables of docs/performance.md, from what ``--json`` wrote.
+"""The pictures and tables of README and performance.md, from what ``--json`` wrote.
 
-``python -m bench.figures FOLDER PAGE`` reads every JSON file of a folder, one for each
-machine. It writes ``MACHINE-PANEL.svg`` beside it, and the tables between the marks
-``<!-- MACHINE: PANEL -->`` and ``<!-- end -->`` of the page.
+``python -m bench.figures FOLDER PAGE...`` reads every JSON file of a folder, one for
+each machine. It writes ``MACHINE-PANEL.svg`` beside it, and the tables between the
+marks ``<!-- MACHINE: PANEL -->`` and ``<!-- end -->`` of the pages. ``all: speed`` is
+the README's.
 """
 
 import json
@@ -36,27 +37,31 @@ _MARK = re.compile(
 )
 
 
-def main(folder: Path, page: Path) -> None:
-    """Draw all pictures of a folder and fill in the tables of a page.
+def main(folder: Path, *pages: Path) -> None:
+    """Draw all pictures of a folder and fill in the tables of pages.
 
     Raises:
-      ValueError: a file is of another form, or the page asks for a panel that none has.
+      ValueError: a file is of another form, or a page asks for a panel that none has.
     """
-    known = {}
     for path in sorted(folder.glob("*.json")):
         found = read(path)
-        known[path.stem] = found
         for name, rows in found["panels"].items():
             target = path.with_name(f"{path.stem}-{name}.svg")
             with matplotlib.rc_context(_STYLE):
                 found["draw"](str(target), rows, found["title"], found["caption"])
             _finish(target)
             print(f"wrote {target}")
-    text = page.read_text()
-    filled = _MARK.sub(lambda mark: _filled(mark, known), text)
-    if filled != text:
-        page.write_text(filled)
-        print(f"wrote {page}")
+    for page in pages:
+        text = page.read_text()
+        if (new := filled(text, folder)) != text:
+            page.write_text(new)
+            print(f"wrote {page}")
+
+
+def filled(text: str, folder: Path) -> str:
+    """Return a page with its tables as the files of a folder have them."""
+    known = {path.stem: read(path)["panels"] for path in folder.glob("*.json")}
+    return _MARK.sub(lambda mark: _filled(mark, known), text)
 
 
 def _finish(path):
@@ -135,10 +140,37 @@ def _cell(row, rivals):
 
 def _filled(mark, known):
     machine, panel = mark["machine"], mark["panel"]
-    panels = known.get(machine, {}).get("panels", {})
-    if panel not in panels:
+    if machine == "all":
+        return f"{mark['begin']}{speed(known)}{mark['end']}"
+    if panel not in known.get(machine, {}):
         raise ValueError(f"the page asks for {machine}: {panel}, which no file has")
-    return f"{mark['begin']}{table(panels[panel])}{mark['end']}"
+    return f"{mark['begin']}{table(known[machine][panel])}{mark['end']}"
+
+
+def speed(known: dict[str, dict[str, Any]]) -> str:
+    """Return the README's table: rows of some panels, of sizes small, middle, large."""
+    on_gpus = known["h100-x2"]["collectives"]
+
+    def of_gpus(*ends):
+        found = [row["ratio"] for row in on_gpus if row["name"].endswith(ends)]
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    def of_cpus(panel, rival):
+        rows = {row.payload_bytes: row for row in known["cpu"][panel]
+                if row.name == "psum"}  # fmt: skip
+        return [f"{rows[size].ratios[rival]:.2f}" for size in (256, 1 << 20, 1 << 24)]
+
+    lines = [
+        ("case", "against", "up to 1 KiB", "1 MiB", "16 MiB or more"),
+        ("---",) * 5,
+        ("6 collectives on two H100s", "`jax.lax`", of_gpus(" 1 KiB"), "",
+         of_gpus(" 256 MiB")),
+        ("chain of 50 `psum`s on two H100s", "`jax.lax`",
+         of_gpus("chain of 50", "command buffers"), "", ""),
+        ("`psum` on 8 CPU devices", "`jax.lax`", *of_cpus("collectives-8", "jax.lax")),
+        ("`psum` between two CPU processes", "gloo", *of_cpus("processes-2", "gloo")),
+    ]  # fmt: skip
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _without_files(words):

@@ -1,8 +1,4 @@
-"""Every Python block of the README and of the pages runs, and prints what it says.
-
-So does each command that is followed by its output. The Python block before the command
-is saved under the name that the command ends in.
-"""
+"""Every Python block of the README and of the pages runs, and prints what it says."""
 
 import json
 import os
@@ -21,10 +17,6 @@ RUN_BLOCKS = Path(__file__).with_name("run_blocks.py")
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```\n(?P<output>.*?)^```\n)?", re.M | re.S
 )
-COMMAND = re.compile(
-    r"^```sh\n(?P<command>python -m [^\n]+)\n```\n\n```\n(?P<output>.*?)^```$",
-    re.M | re.S,
-)
 
 
 def blocks(page):
@@ -35,28 +27,20 @@ def blocks(page):
     ]
 
 
-def commands(page):
-    """Yield the code, command and output of each such block of a page."""
-    text = page.read_text()
-    for match in COMMAND.finditer(text):
-        before = BLOCK.finditer(text[: match.start()])
-        yield [each["code"] for each in before][-1], match["command"], match["output"]
-
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CASES = [
     pytest.param(page, i, id=f"{page.name}:{block['line'] + 1}")
     for page in PAGES
     for i, block in enumerate(blocks(page))
 ]
-COMMANDS = [
-    pytest.param(*found, id=page.name) for page in PAGES for found in commands(page)
-]
 
 
 def start(words, **options):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return forked.Popen([sys.executable, *words], text=True, **pipes, **options)
+    # Pages choose how many CPU devices they have.
+    own = os.environ | {"XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"]}
+    words = [sys.executable, *words]
+    return forked.Popen(words, text=True, env=own, **pipes, **options)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +50,10 @@ def outcomes():
 
     def of(page):
         if page not in known:
-            # Pages choose how many CPU devices they have.
-            environment = dict(os.environ, XLA_FLAGS=os.environ["QUICK_XLA_FLAGS"])
             request = {"page": str(page), "blocks": [
                 {"line": b["line"], "code": b["code"]} for b in blocks(page)
             ]}  # fmt: skip
-            process = start([str(RUN_BLOCKS)], env=environment)
+            process = start([str(RUN_BLOCKS)])
             out, err = waiting.ended(process, json.dumps(request))
             assert process.returncode == 0, err
             known[page] = json.loads(out)
@@ -94,12 +76,19 @@ def test_a_block_runs_and_prints_what_the_page_says(outcomes, page, i):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(("code", "command", "output"), COMMANDS)
-def test_a_command_prints_what_the_page_says(code, command, output, tmp_path):
-    words = command.split()
-    (tmp_path / words[-1]).write_text(code)
-    process = start(words[1:], cwd=tmp_path)
-    out, err = waiting.ended(process)
-    assert process.returncode == 0, err
-    # Processes print in any order.
-    assert sorted(out.splitlines()) == sorted(output.splitlines())
+def test_the_launcher_reports_what_the_readme_says(tmp_path):
+    """Of process 1 that calls ``pmax`` where process 0 calls ``psum``."""
+    (tmp_path / "train.py").write_text(
+        "import jax, jaxcomm, numpy\n"
+        "mesh = jax.make_mesh((2,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "call = (jaxcomm.psum, jaxcomm.pmax)[jax.process_index()]\n"
+        "ones, split = numpy.ones((2, 4), 'f'), jax.NamedSharding(mesh, jax.P('i'))\n"
+        "x = jax.make_array_from_callback((2, 4), split, lambda i: ones[i])\n"
+        "print(jax.jit(jax.shard_map(lambda x: call(x, 'i'), in_specs=jax.P('i'),"
+        " out_specs=jax.P(), mesh=mesh))(x))\n"
+    )
+    process = start(["-m", "jaxcomm.launch", "-n", "2", "train.py"], cwd=tmp_path)
+    _, err = waiting.ended(process)
+    (shown,) = re.findall(r"^jaxcomm.launch: .*$", PAGES[0].read_text(), re.M)
+    assert shown in err.splitlines()
+    assert err.splitlines()[0].startswith("jaxcomm.launch: suspect: process ")
