@@ -115,6 +115,10 @@ def _hop(hop):
 _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 350" \
 font-family="sans-serif" font-size="14">
 <title>Ring attention: queries stay, keys and values travel</title>
+<style>@media (prefers-color-scheme: dark) {
+rect[fill="#fff"] { fill: #131416 } rect[fill="#f6f8fa"] { fill: #202124 }
+text[fill="#24292f"], text:not([fill]) { fill: #ddd } polygon { stroke: #131416 }
+}</style>
 <rect width="760" height="350" fill="#fff"/>
 <text x="20" y="30" fill="#24292f">Queries stay. Keys and values travel around the \
 ring, one hop at a time.</text>

@@ -35,6 +35,8 @@ exclude_patterns = ["docs/contents.md", ".*", "build", "ffi", "jaxcomm", "tests"
 html_theme = "furo"
 html_title = f"jaxcomm {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 # GitHub's anchors, which links between pages use.
 myst_heading_anchors = 4
