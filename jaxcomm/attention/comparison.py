@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.state.exchange import Sent, least_sent
+from jaxcomm.attention.state.fragments import Fragments
+from jaxcomm.attention.state.kernel import StateKernel
 from jaxcomm.attention.strategies.choice import ComparedStrategy, compared, fastest
 from jaxcomm.attention.strategies.strategy import Problem
 from jaxcomm.communicator import text_table
@@ -20,6 +23,24 @@ _COLUMNS = (
     *("  strategy", "sends", "sent forward", "backward", "K and V", "GFLOP"),
     *("balance", "relative time"),
 )
+_RECURRENT = "  recurrent layers", "sends", "sent forward", "backward", "microseconds"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedExchange:
+    """What a recurrent layer sends, whatever the length of the sequence.
+
+    Attributes:
+      sends: collectives of a forward pass that follow one another.
+      forward_bytes: that a rank sends in the forward pass.
+      backward_bytes: that a rank sends in the backward pass.
+      seconds: of both passes, by the machine's numbers.
+    """
+
+    sends: int
+    forward_bytes: float
+    backward_bytes: float
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -34,11 +55,13 @@ class Comparison:
         documents.
       rows: by name.
       machine: whose numbers the times are made of.
+      recurrent: ``"state_scan"`` and ``"causal_halo"``, where asked for.
     """
 
     chosen: str
     rows: dict[str, ComparedStrategy]
     machine: Machine
+    recurrent: dict[str, ComparedExchange] = dataclasses.field(default_factory=dict)
 
     def _cells(self):
         least = self.rows[self.chosen].seconds
@@ -69,15 +92,32 @@ class Comparison:
             f"s a send, {self.machine.step:.2g} s a step ({self.machine.source}).",
         ]
 
+    def _tables(self):
+        yield _COLUMNS, self._cells()
+        if self.recurrent:
+            yield (
+                _RECURRENT,
+                [
+                    (
+                        f"  {name}",
+                        str(row.sends),
+                        *map(text_table.size, (row.forward_bytes, row.backward_bytes)),
+                        f"{row.seconds * 1e6:.3g}",
+                    )
+                    for name, row in self.recurrent.items()
+                ],
+            )
+
     def __str__(self) -> str:
-        return "\n".join([text_table.text(_COLUMNS, self._cells()), *self._remarks()])
+        drawn = (text_table.text(*each) for each in self._tables())
+        return "\n".join([*drawn, *self._remarks()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        drawn = text_table.as_html(_COLUMNS, self._cells())
-        return drawn + "".join(
-            f"<p>{html.escape(line)}</p>" for line in self._remarks()
+        drawn = (text_table.as_html(*each) for each in self._tables())
+        return "".join(
+            [*drawn, *(f"<p>{html.escape(line)}</p>" for line in self._remarks())]
         )
 
 
@@ -96,8 +136,12 @@ def compare_strategies(
     has_documents: bool = False,
     axis_sizes: tuple[int, ...] | None = None,
     machine: str | Machine = "gpu",
+    kernel: StateKernel | None = None,
+    halo_width: int | None = None,
 ) -> Comparison:
     """Say what each strategy would send and hold, and which is chosen.
+
+    For a model that has recurrent layers too, it says what these would send.
 
     Needs no device. The documents and the padding of a batch are not known to it.
 
@@ -113,12 +157,17 @@ def compare_strategies(
         work, whatever the schedule: how long documents are is not known.
       axis_sizes: of the mesh axes that split the sequence, if they are several.
       machine: a name, such as ``"h100"`` or ``"cpu"``, or a ``jaxcomm.Machine``.
+      kernel: of ``state_scan`` over the same layout, with states of ``heads`` x
+        ``head_size`` x ``value_size``. If None, it is not looked at.
+      halo_width: the ``width`` of ``causal_halo``, of ``heads`` x ``head_size``
+        channels of ``dtype``. If None, it is not looked at.
 
     Raises:
-      TypeError: a layout or a number is of another type.
+      TypeError: a layout, a number or the kernel is of another type.
       ValueError: a number is below one, ``key_heads`` do not divide ``heads``, the
         product of ``axis_sizes`` or the ranks of ``key_layout`` are not those of
-        ``layout``, or the machine is unknown.
+        ``layout``, or the machine is unknown. With ``kernel`` or ``halo_width``, the
+        layout deals too many fragments, as ``"striped"`` does, or deals documents.
 
     >>> layout = Layout("zigzag", 8, 32768)
     >>> found = compare_strategies(
@@ -164,7 +213,54 @@ def compare_strategies(
     )
     machine = Machine.named(machine)
     rows = compared(problem, machine)
-    return Comparison(fastest(rows, problem, machine), rows, machine)
+    recurrent = {}
+    if kernel is not None:
+        recurrent["state_scan"] = _scan_of(problem, kernel, machine)
+    if halo_width is not None:
+        width = _positive(halo_width, "halo_width")
+        recurrent["causal_halo"] = _halo_of(problem, width, machine)
+    return Comparison(fastest(rows, problem, machine), rows, machine, recurrent)
+
+
+def _scan_of(problem: Problem, kernel, machine: Machine) -> ComparedExchange:
+    if not isinstance(kernel, StateKernel):
+        raise TypeError(
+            f"{_WHAT}: kernel={kernel!r} is no kernel. Pass one of "
+            "jaxcomm.attention.state, such as GatedDelta()."
+        )
+    size, count = problem.head_size, _fragments(problem)
+    of_key = size if kernel.gates == "key" else 1
+    factor = size**2 if kernel.state == "matrix" else of_key
+    # Sums are float32, and of float64 inputs float64.
+    states = problem.batch * problem.heads * max(4, problem.itemsize)
+    addend = states * size * problem.value_size
+    sent = least_sent(problem.size, count, states * factor, addend)
+    ids = (problem.size - 1) * count * problem.batch * 4
+    return _exchange(sent, ids * problem.has_documents, machine)
+
+
+def _halo_of(problem: Problem, width: int, machine: Machine) -> ComparedExchange:
+    tokens = (problem.size - 1) * _fragments(problem) * problem.batch * width
+    channels = problem.heads * problem.head_size
+    return _exchange(Sent(1, tokens * channels * problem.itemsize), tokens * 4, machine)
+
+
+def _exchange(sent: Sent, ids: int, machine: Machine) -> ComparedExchange:
+    """Return what both passes send. The ids of tokens have no gradient."""
+    forward = Sent(sent.sends + (ids > 0), sent.bytes + ids)
+    seconds = forward.seconds(machine) + sent.seconds(machine)
+    return ComparedExchange(forward.sends, forward.bytes, sent.bytes, seconds)
+
+
+def _fragments(problem: Problem) -> int:
+    layout = problem.query_layout
+    if not layout.is_static:
+        raise ValueError(
+            f"{_WHAT}: the layout {layout.schedule!r} deals documents, and how many "
+            "fragments a rank has is known at run time. Compare a layout of the "
+            "schedule 'zigzag' or 'contiguous'."
+        )
+    return Fragments.of(layout, 1, _WHAT).count
 
 
 def _check_layouts(layout, key_layout, axis_sizes) -> None:

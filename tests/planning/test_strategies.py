@@ -7,8 +7,9 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import compare_strategies
+from jaxcomm.attention import causal_halo, compare_strategies, state_scan
 from jaxcomm.attention.positions import TRUSTED
+from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
 
 WINDOW = {"is_causal": True, "local_window_size": (40, 0)}
 
@@ -124,3 +125,60 @@ def test_auto_is_the_strategy_that_is_compared(machine, chosen):
     case = dataclasses.replace(case, schedule="contiguous", machine=machine)
     assert case.compared().chosen == chosen
     assert case.planned("auto", derive=True) == case.planned(chosen, derive=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule", "kernel", "dtype", "has_documents"),
+    [
+        (1, "zigzag", GatedDelta(8), "bfloat16", False),
+        (3, "contiguous", KimiDelta(8), "float32", False),
+        (4, "zigzag", Mamba2(8), "bfloat16", True),
+        # Maps are composed on the way.
+        (72, "zigzag", GatedDelta(8), "bfloat16", True),
+    ],
+)
+def test_closed_forms_of_recurrent_layers(size, schedule, kernel, dtype, has_documents):
+    layout = jaxcomm.Layout(schedule, size, 16 * size)
+
+    def of(*shape, dtype=dtype):
+        return jax.ShapeDtypeStruct((2, 16, *shape), dtype)
+
+    def scan(tokens, query, value, gate):
+        beta = gate if kernel.has_beta else None
+        return state_scan(
+            query, query, value, gate[..., None] * query if of_key else gate, "c",
+            tokens, kernel=kernel, beta=beta,
+        )  # fmt: skip
+
+    def halo(tokens, query, value, gate):
+        return causal_halo(query, "c", tokens, 3)
+
+    def sent(layer, derive):
+        def program(ids, *arrays):
+            tokens = jaxcomm.Tokens(layout, TRUSTED, ids if has_documents else None)
+            if not derive:
+                return layer(tokens, *arrays)
+            out, transpose = jax.vjp(lambda *xs: layer(tokens, *xs), *arrays)
+            return out, transpose(out)
+
+        arrays = of(64, 32), of(64, 16), of(64, dtype="float32")
+        made = jaxcomm.plan({"c": size}, program, of(dtype="int32"), *arrays)
+        assert not made.notes
+        return made.step_bytes, sum(call.times for call in made.calls)
+
+    of_key = kernel.gates == "key"
+    found = compare_strategies(
+        layout, batch=2, heads=64, head_size=32, value_size=16, dtype=dtype,
+        has_documents=has_documents, kernel=kernel, halo_width=3,
+    )  # fmt: skip
+    for layer, row in zip((scan, halo), found.recurrent.values(), strict=True):
+        forward, sends = sent(layer, derive=False)
+        both, all_sends = sent(layer, derive=True)
+        assert forward == pytest.approx(row.forward_bytes, rel=1e-9)
+        assert both - forward == pytest.approx(row.backward_bytes, rel=1e-9)
+        assert sends == row.sends or size == 1
+        assert (sends > 2) == (size == 72 and layer is scan)
+        machine = found.machine
+        wire = both / machine.bytes_per_second + all_sends * machine.latency
+        assert row.seconds == pytest.approx(wire) or size == 1
+    assert str(found).count("causal_halo") == 1

@@ -429,6 +429,11 @@ def _of_others():
         (compare, "no heads", comparing(heads=0)),
         (compare, "`axis_sizes` of other ranks", comparing(axis_sizes=(2, 3))),
         (compare, "`is_causal='yes'`", comparing(is_causal="yes"), TypeError),
+        (compare, "a name in place of a kernel", comparing(kernel="gdn"), TypeError),
+        (compare, "the schedule `striped` of recurrent layers",
+         comparing(Layout("striped", 4, 16), kernel=GatedDelta())),
+        (compare, "a `document_layout` of recurrent layers",
+         comparing(document_layout([4, 4], 4), halo_width=3)),
         (compare, "a strategy that does not say its cost",
          lambda: _Silent().cost(None), NotImplementedError),
     )  # fmt: skip

@@ -217,7 +217,7 @@ def _checked(kernel, query, key, value, gate, beta):
     if not isinstance(kernel, StateKernel):
         raise TypeError(
             f"{_WHAT}: kernel={kernel!r} is no kernel. Pass GatedDelta(), KimiDelta(), "
-            "Mamba2() or a StateKernel of your own, of jaxcomm.attention."
+            "Mamba2() or a StateKernel of your own, of jaxcomm.attention.state."
         )
     had_batch, arrays = arguments.batched(_WHAT, query, key, value)
     arguments.check_are_local(_WHAT, **arrays)

@@ -149,9 +149,9 @@ def check(seed):
     if kernel.name == "token_by_token":
         heads = {}
     arrays, *grads = drawn(kernel, length, strength=strength, seed=seed, **heads)
-    gathered = int(draw.choice([1, 8]))
+    sent = [exchange.by_steps, exchange.gathered][int(draw.choice([0, 1]))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "_MOST_GATHERED", gathered)
+        patch.setattr(exchange, "least_sent", sent)
         found = run(kernel, layout, arrays, grads, ids, data)
     whole = np.zeros((2, length), int) if ids is None else ids
     repeated = dict(arrays)
@@ -166,7 +166,7 @@ def check(seed):
     error = worst(found, (out, state, expected))
     # Float32 sums of 83 tokens. Small gradients of strong gates are sums of larger
     # terms.
-    assert error < 2e-5, (seed, kernel, layout, kind, data, strength, gathered)
+    assert error < 2e-5, (seed, kernel, layout, kind, data, strength, sent)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,16 @@ def test_tokens_out_of_place_are_refused(what):
 
 @pytest.mark.parametrize(
     "kernel",
-    [
-        GatedDelta(8),
-        pytest.param(KimiDelta(8), marks=pytest.mark.thorough),
-        pytest.param(Mamba2(8), marks=pytest.mark.thorough),
-    ],
+    [GatedDelta(8), pytest.param(Mamba2(8), marks=pytest.mark.thorough)],
 )
 def test_errors_in_bfloat16_do_not_grow_with_the_ranks(kernel):
-    arrays, *grads = drawn(kernel, 256, batch=1)
+    """Of states that keep all they were told, as weak gates and small writes do.
+
+    Maps that are put together in bfloat16 lose 1.7 times as much on eight ranks.
+    """
+    arrays, *grads = drawn(kernel, 256, batch=1, strength=0.002)
+    if kernel.has_beta:
+        arrays["beta"] *= 0.02
     arrays = {
         name: x if name in ("gate", "beta") else x.astype(jnp.bfloat16)
         for name, x in arrays.items()
