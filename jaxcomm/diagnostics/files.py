@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from jaxcomm.communicator import text_table as table
-from jaxcomm.diagnostics import lines, programs, record, ring, seen
+from jaxcomm.diagnostics import lines, of_nccl, programs, record, ring, seen
 from jaxcomm.diagnostics.merge import Merged, merge
 from jaxcomm.diagnostics.programs import Program
 from jaxcomm.diagnostics.record import ProcessRecord, RecordError
@@ -39,9 +39,9 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
     for path in paths:
         try:
             if os.fspath(path).endswith(ring.SUFFIX):
-                of_nccl = ring.load(path)
-                rings[of_nccl.process] = of_nccl
-                compiled[of_nccl.process] = programs.beside(path, of_nccl.pid)
+                kept = ring.load(path)
+                rings[kept.process] = kept
+                compiled[kept.process] = programs.beside(path, kept.pid)
                 continue
             found = _load(path)
         except RecordError as error:
@@ -67,7 +67,7 @@ def merge_files(paths: Iterable[str | os.PathLike]) -> Merged:
         records[found.process] = found
     told = [*rings.values()]
     named = lines.of_rings(told, compiled)
-    for found in ring.records(told, socket.gethostname(), time.time(), named):
+    for found in of_nccl.records(told, socket.gethostname(), time.time(), named):
         records[found.process] = _with_nccl(records.get(found.process), found)
     if not records and not by_launchers:
         raise RecordError("; ".join(skipped) or "no flight record was given")

@@ -9,11 +9,14 @@ program is missing or not understood, and nothing is said.
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from jaxcomm.diagnostics.of_nccl import Place
 from jaxcomm.diagnostics.programs import Call, Node, Program
-from jaxcomm.diagnostics.ring import Place, Ring, bytes_of
+from jaxcomm.diagnostics.ring import Ring
 
 # More are not worth a line.
 _MOST_NAMED = 3
+# Where each may be skipped, any may follow any: their number counts twice.
+_MOST_SKIPPED = 500
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ class _Automaton:
         self.calls: list[Call] = []
         self.after: list[set[int]] = []
         self._skips = skips
+        self.is_too_large = False
         self._is_of_one_process = len(members) == 1
         self.first: set[int] = set()
         last: set[int] = set()
@@ -77,7 +81,9 @@ class _Automaton:
             place = {len(self.calls) - 1}
             # XLA sums small arrays of one process by a kernel of its own.
             may_bypass = node.kind == "allred" and self._is_of_one_process
-            return _Part(place, {*place}, self._skips or may_bypass)
+            may_be_empty = self._skips or may_bypass
+            self.is_too_large |= may_be_empty and len(self.calls) > _MOST_SKIPPED
+            return _Part(place, {*place}, may_be_empty and not self.is_too_large)
         how, *nodes = node
         parts = [self._part(each, serves) for each in nodes]
         if how == "either":
@@ -107,7 +113,7 @@ def _serves(program: Program, members, ranks):
         owners = program.processes
         return any(
             len(group) == ranks
-            and all(each < len(owners) for each in group)
+            and all(0 <= each < len(owners) for each in group)
             and {owners[each] for each in group} == members
             for group in call.groups
         )
@@ -145,6 +151,8 @@ def of_operations(
       skips: whether there are several communicators of the same ranks.
     """
     automaton = _Automaton(programs, {*members}, ranks, skips)
+    if automaton.is_too_large:
+        return {}
     fits: list[set[int]] = []
     number = None
     for asked in operations:
@@ -209,7 +217,7 @@ def of_rings(
                             kind=each.collective,
                             dtype=each.dtype,
                             count=each.count,
-                            bytes=each.count * bytes_of(each.dtype),
+                            bytes=each.bytes,
                         )
                         for each in operations
                     ],

@@ -312,7 +312,9 @@ def _program(document) -> Program:
             name=table.plain(str(given["name"])),
             kind=str(given["kind"]),
             sizes=tuple((str(d), int(n), int(b)) for d, n, b in given["sizes"]),
-            groups=None if groups is None else tuple(map(tuple, groups)),
+            groups=None
+            if groups is None
+            else tuple(tuple(map(int, group)) for group in groups),
         )
 
     processes = tuple(int(each) for each in document["processes"])

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import jaxcomm
-from jaxcomm.diagnostics import lines, programs, ring, still, suspect
+from jaxcomm.diagnostics import lines, of_nccl, programs, ring, still, suspect
 from jaxcomm.diagnostics.merge import merge
 from jaxcomm.diagnostics.record import RecordError
 from jaxcomm.diagnostics.ring import Ring
@@ -116,14 +116,14 @@ class NcclWatch:
             self._progress, self._since, self._has_told = progress, now, False
         if self._has_told or now - self._since < self.seconds:
             return None
-        found = ring.records(rings, socket.gethostname(), time.time(), {})
+        found = of_nccl.records(rings, socket.gethostname(), time.time(), {})
         merged = merge(found, witness.seen()) if found else None
         suspects = suspect.judge(merged.accounts) if merged and merged.findings else ()
         if not suspects:
             return None
         self._has_told = True
         return Held(
-            "; ".join(ring.notes(rings, self._lines(rings))), suspects[0].process
+            "; ".join(of_nccl.notes(rings, self._lines(rings))), suspects[0].process
         )
 
     def _lines(self, rings):

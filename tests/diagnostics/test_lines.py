@@ -178,6 +178,35 @@ def test_where_a_program_is_missing_nothing_is_said():
     assert named([], numbered(sums)) == {}
 
 
+def test_where_each_of_many_may_be_skipped_nothing_is_said():
+    call = Call(name="a", kind="allred", sizes=(("float32", 4, 16),), groups=None)
+    program = Program(processes=(0, 1), node=("seq", *[call] * 5000))
+    sums = numbered([asked("allred", "float32", 4)] * 20)
+    assert named([program], sums, skips=True) == {}
+    assert named([program], sums)[20] == "a"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "[]",
+        '{"processes": [0], "node": ["twice"]}',
+        '{"processes": [0], "node": ' + "[" * 5000,
+        '{"processes": [0], "node": ' + '["seq", ' * 900 + "[]" + "]" * 900 + "}",
+        '{"processes": [0], "node": {"name": 1, "kind": 2, "sizes": 3, "groups": 4}}',
+        '{"processes": [0], "node": {"name": "a", "kind": "b", "sizes": [], '
+        '"groups": [["a"]]}}',
+    ],
+)
+def test_a_damaged_file_of_programs_is_left_alone(line, tmp_path):
+    path = tmp_path / "nccl-0.programs"
+    path.write_text(f"{programs.head(7)}\n{line}\n")
+    assert programs.beside(tmp_path / "nccl-0.ring", 7) is None
+    path.write_text(line)
+    assert programs.beside(tmp_path / "nccl-0.ring", 7) is None
+
+
 def grouped(text, partitions=8):
     line = (
         f"  %a = f32[4]{{0}} all-reduce(%b), channel_id=1, replica_groups={text}, x=1\n"

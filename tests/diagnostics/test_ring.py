@@ -14,7 +14,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm.diagnostics import programs, ring
+from jaxcomm.diagnostics import of_nccl, programs, ring
 from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.programs import Call
 from jaxcomm.diagnostics.record import RecordError
@@ -103,7 +103,7 @@ def test_who_does_not_come_is_named(case, version, tmp_path):
     assert "last completed all-reduce #300 (sum, train.py:8)" in merged.suspect
     assert len(merged.groups) == 1  # ours are not told a second time
     assert expected in str(merged)
-    notes = ring.notes([ring.load(file) for file in files], {})
+    notes = of_nccl.notes([ring.load(file) for file in files], {})
     assert notes[0] == (
         "process 0: all-gather #301, which its GPU has begun and not ended"
     )
