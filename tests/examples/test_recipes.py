@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 # Each takes seconds to compile what other tests compile too.
 LONG = {"checkpoint_restart", "elastic", "equinox_layer", "flax_linen", "flax_nnx"}
-LONG |= {"hybrid", "plain_jit", "tensor_context_parallel"}
+LONG |= {"explicit_axes", "hybrid", "plain_jit", "tensor_context_parallel"}
 CASES = [
     pytest.param(path.stem, marks=[pytest.mark.thorough] * (path.stem in LONG))
     for path in sorted((ROOT / "examples" / "recipes").glob("*.py"))
