@@ -1,6 +1,7 @@
 """Recurrent layers in bfloat16 over split tokens, and blocks that mix them."""
 
 import functools
+import importlib.util
 from collections.abc import Iterator
 
 import jax
@@ -37,6 +38,8 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
     for tokens in shorter:
         yield from _shares(timer, tokens, first)
     yield from _against_heads(timer, short, first)
+    if importlib.util.find_spec("jla"):
+        yield from _against_another_library(timer, short, first)
 
 
 def _shares(timer, tokens, kernel):
@@ -68,6 +71,29 @@ def _against_heads(timer, tokens, kernel):
             thunk(transform(_split(timer, scan, kernel)), *layer),
             "all-to-all of heads (Ulysses), then the same kernel",
             thunk(transform(_split(timer, _by_heads, kernel)), *layer), calls=_CALLS,
+        )  # fmt: skip
+
+
+def _against_another_library(timer, tokens, kernel):
+    """Compares a layer with jax-linear-attention's, of contiguous slices.
+
+    It wants Python 3.12 and one version of JAX, so no extra of ours installs it.
+    """
+    from jla.distributed import context_parallel  # pyright: ignore[reportMissingImports]
+
+    def theirs(query, key, value, gate, beta):
+        return context_parallel.context_parallel_linear_attention(
+            "gated_deltanet", query, key, value, g=gate, beta=beta, mesh=timer.mesh,
+            axis="i",
+        )[0]  # fmt: skip
+
+    layer = _arrays(timer, tokens, kernel, timer.random)
+    for what, transform in _PASSES:
+        yield timer.compare(
+            f"{kernel.name} {sizes.length(tokens)} in zigzag, {what}",
+            thunk(transform(_split(timer, scan, kernel)), *layer),
+            "jax-linear-attention, contiguous slices",
+            thunk(transform(jax.jit(theirs)), *layer), calls=_CALLS,
         )  # fmt: skip
 
 
