@@ -249,7 +249,7 @@ $(BUILD_REQUIRES): pyproject.toml $(VENV_MADE)
 	@found=; for compiler in $${CXX:-c++ g++ clang++}; do ! command -v $$compiler > /dev/null || found=1; break; done; \
 	  [ -n "$$found" ] || { echo "make: no C++ compiler ($${CXX:-c++, g++ or clang++}). Debian, Ubuntu: apt install g++. Or name one: make CXX=..." >&2; exit 1; }
 	@echo '==> installing jax and the build tools'
-	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*(r for r in p["build-system"]["requires"] if not r.startswith("jaxlib")), *p["project"]["dependencies"], "cmake", "ninja", sep="\n")' > $@.txt
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*(r for r in p["build-system"]["requires"] if not r.startswith("jaxlib")), *p["project"]["dependencies"], *p["tool"]["jaxcomm"]["tried"], "cmake", "ninja", sep="\n")' > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

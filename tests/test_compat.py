@@ -13,9 +13,10 @@ import pytest
 
 from jaxcomm import compat
 
-PROJECT = tomllib.loads(
+_FILE = tomllib.loads(
     (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
-)["project"]
+)
+PROJECT, TOOL = _FILE["project"], _FILE["tool"]
 
 
 class Lacking:
@@ -61,8 +62,16 @@ def test_the_import_of_jaxcomm_says_what_jax_lacks():
     assert said in done.stderr.decode()
 
 
-def test_pip_is_told_the_same_versions():
-    bounds = compat.REQUIREMENT.removeprefix("jax")
+@pytest.mark.parametrize("version", ["0.13.0", "0.13.0.dev20270101", "1.0"])
+def test_a_jax_that_nobody_tried_is_warned_of(version):
+    with pytest.warns(UserWarning, match=f"not tried on jax {version}; 0.12.0.1 is"):
+        compat.warn_of_newer(version)
+    for tried in (jax.__version__, "0.12.7", *compat.CHECKED):
+        compat.warn_of_newer(tried)
+
+
+def test_pip_is_told_the_oldest_version_and_takes_newer_ones():
+    bounds = compat.REQUIREMENT.removeprefix("jax").partition(",")[0]
     optional = PROJECT["optional-dependencies"].values()
     found = [
         each.removesuffix(bounds)
@@ -70,6 +79,13 @@ def test_pip_is_told_the_same_versions():
         if each.startswith("jax") and not each.startswith("jaxcomm")
     ]
     assert found == ["jax", "jaxlib", "jax[cuda12]", "jax[cuda13]"]
+
+
+def test_make_installs_what_ran_the_tests():
+    bound = compat.REQUIREMENT.rpartition(",")[2]
+    tried = tuple(map(int, compat.CHECKED[-1].split(".")[:2]))
+    assert bound == f"<{tried[0]}.{tried[1] + 1}"
+    assert TOOL["jaxcomm"]["tried"] == [f"jax{bound}", f"jaxlib{bound}"]
 
 
 def test_axes_are_not_taken_for_manual_where_jax_does_not_say(make_mesh):

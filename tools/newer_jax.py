@@ -1,8 +1,8 @@
 """Run one test of each file with a JAX newer than the installed; part of ``.ci/run``.
 
-That is a pre-release, or a release beyond the bound in pyproject.toml, if pip offers
-one. If tests fail, the last line is a warning, and the run still passes: mend compat/
-before users have that JAX.
+That is a pre-release, or a release that [tool.jaxcomm] of pyproject.toml does not
+include, if pip offers one. If tests fail, the last line is a warning, and the run still
+passes: mend compat/ before users have that JAX.
 """
 
 import json

@@ -15,10 +15,12 @@ import numpy as np
 from jaxcomm.compat.meshes import (
     require_devices_during_lowering as require_devices_during_lowering,
 )
+from jaxcomm.compat.needed import CHECKED as CHECKED
 from jaxcomm.compat.needed import MODULES as MODULES
 from jaxcomm.compat.needed import NEEDED as NEEDED
 from jaxcomm.compat.needed import REQUIREMENT as REQUIREMENT
 from jaxcomm.compat.needed import needed_modules as needed_modules
+from jaxcomm.compat.needed import warn_of_newer as warn_of_newer
 from jaxcomm.compat.processes import around_compilation as around_compilation
 from jaxcomm.compat.processes import around_start_of_devices as around_start_of_devices
 from jaxcomm.compat.processes import configured_cpu_devices as configured_cpu_devices

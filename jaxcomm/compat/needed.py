@@ -1,14 +1,15 @@
 """What jaxcomm needs of JAX from its import on."""
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-# pyproject.toml has the same bounds.
+# pyproject.toml has the lower bound alone: a newer JAX is tried, and warned of.
 REQUIREMENT = "jax>=0.10.2,<0.13"
-# Where each name of NEEDED was checked.
+# Where each name of NEEDED was checked. The last is the newest that ran the tests.
 CHECKED = ("0.10.2", "0.11.2", "0.12.0.1")
 # By module: its names, and what is in them. A class has it as an attribute or a field.
 NEEDED = {
@@ -66,6 +67,19 @@ def needed_modules(
     return found
 
 
+def warn_of_newer(version: str) -> None:
+    """Warn if no test ran on this version of JAX, nor on another patch of it."""
+    tried, found = (tuple(map(int, of.split(".")[:2])) for of in (CHECKED[-1], version))
+    if found > tried:
+        warnings.warn(
+            f"jaxcomm was not tried on jax {version}; {CHECKED[-1]} is the newest that "
+            "ran its tests. The names that it needs are there. Run python -m "
+            "jaxcomm.doctor --check, which compares each collective with numpy, or "
+            f"pip install {REQUIREMENT!r}",
+            stacklevel=2,
+        )
+
+
 def _has(owner, path: str) -> bool:
     *outer, name = path.split(".")
     for each in outer:
@@ -74,3 +88,4 @@ def _has(owner, path: str) -> bool:
 
 
 MODULES = needed_modules()
+warn_of_newer(jax.__version__)

@@ -1,8 +1,8 @@
 """Adapters for MaxText, levanter and EasyDeL, behind doubles of their interfaces.
 
 The doubles have the names and shapes of MaxText's ``AttentionOp`` (2026), of haliax 1.4
-and levanter 1.2, and of EasyDeL 0.3's operations. None of the three packages installs
-beside the JAX of these tests.
+and levanter 1.2, and of EasyDeL 0.3's operations. The packages need more than these
+tests install, or another JAX.
 """
 
 import dataclasses

@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "release"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Of jax and jaxlib, what ran the tests.
+TRIED = PROJECT["tool"]["jaxcomm"]["tried"]
 
 
 def supported() -> list[str]:

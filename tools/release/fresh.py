@@ -90,7 +90,7 @@ def check_wheel(version: str, interpreter: Path) -> None:
     wheel = wheels.newest("cp311" if version == "3.11" else "cp312-abi3")
     python = env.make(f"fresh-{version}", interpreter)
     path = dict(os.environ, PATH=str(python.parent))
-    jax = JAX.get(version, [])
+    jax = JAX.get(version, env.TRIED)
     env.install(python, "--only-binary", ":all:", wheel, *jax, *TOOLS, env=path)
     env.run([python, "-m", "pip", "check"], env=path)
     use(python, LEFT_OUT.get(version, "nccl"))
