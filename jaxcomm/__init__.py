@@ -5,6 +5,9 @@ over communicators that can be listed, counted and closed. They work in ``jax.ji
 and ``jax.shard_map``, with gradients. See the README for the two-minute tour.
 """
 
+# Before the extension: where that came first, ml_dtypes crashed (Ubuntu 24.04).
+import jax as _jax  # noqa: F401
+
 from jaxcomm import _built as _built
 from jaxcomm import attention, checksums, renamed
 from jaxcomm.attention.dot_product_attention import dot_product_attention

@@ -136,6 +136,14 @@ def test_what_xla_alone_serves_is_not_asked_of_another_backend(make_mesh):
         lower("tpu", backend="host")
 
 
+def test_jax_is_imported_before_the_extension():
+    code = "import sys, jaxcomm; print(*sys.modules)"
+    words = [sys.executable, "-c", code]
+    order = subprocess.check_output(words, text=True, timeout=waiting.HANG_SECONDS)
+    order = order.split()
+    assert order.index("jax") < order.index("jaxcomm._ffi")
+
+
 def test_the_committed_stub_is_the_generated_one():
     committed = ROOT / "jaxcomm" / "_ffi.pyi"
     generated = importlib.resources.files("jaxcomm") / "_ffi.pyi"
