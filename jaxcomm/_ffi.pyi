@@ -48,7 +48,7 @@ def attach_segment(path: str, bytes: int, nonce: int, processes: int) -> Segment
 def shared_memory_layout() -> int:
     """A number that processes must agree on before they share a segment."""
 
-def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int) -> ProcessSet:
+def process_set(segment: Segment, peers: Sequence[tuple[int, int, int]], self: int, grace_seconds: float = 2.0) -> ProcessSet:
     """Joins the processes (pid, start time, index) of a segment."""
 
 def sentinel_thread() -> int:

@@ -108,7 +108,8 @@ std::tuple<std::string, int64_t, uint64_t> AddressOf(const Segment& segment) {
 // Peers: (pid, start time, JAX's process index).
 std::shared_ptr<ProcessSet> MakeProcessSet(
     std::shared_ptr<Segment> segment,
-    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers, int self) {
+    const std::vector<std::tuple<int64_t, uint64_t, int>>& peers, int self,
+    double grace_seconds) {
   CheckSize(segment->address().bytes, peers.size());
   if (self < 0 || self >= static_cast<int>(peers.size())) {
     throw std::runtime_error(
@@ -118,7 +119,8 @@ std::shared_ptr<ProcessSet> MakeProcessSet(
   for (const auto& [pid, start_time, index] : peers) {
     watched.push_back({pid, start_time, index});
   }
-  return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self);
+  return std::make_shared<ProcessSet>(std::move(segment), std::move(watched), self,
+                                      Grace::OfThisProcess(grace_seconds));
 }
 
 void Destroy(int64_t key) {
@@ -227,7 +229,8 @@ NB_MODULE(_ffi, m) {
   m.def("shared_memory_layout", &ArenaMemory::LayoutHash,
         "A number that processes must agree on before they share a segment.");
   m.def("process_set", &MakeProcessSet, nb::arg("segment"), nb::arg("peers"),
-        nb::arg("self"), "Joins the processes (pid, start time, index) of a segment.");
+        nb::arg("self"), nb::arg("grace_seconds") = +Grace::kSeconds,
+        "Joins the processes (pid, start time, index) of a segment.");
   m.def("sentinel_thread", &SentinelThread,
         "The id of an idle thread that ends as soon as this process begins to end.");
   m.def(

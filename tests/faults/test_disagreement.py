@@ -3,6 +3,7 @@
 Three processes share one set: processes 0 and 1 agree, process 2 does not.
 """
 
+import pathlib
 import re
 
 import pytest
@@ -10,9 +11,18 @@ import waiting
 
 pytestmark = pytest.mark.multiprocess
 
+# How long a process must have stood still before it is told.
+GRACE_SECONDS = 0.2
+# Half of it, so that a deadlock is told after six.
+LOOKS = 15
+
 # In the lane "hasty" a wait times out in process 0, which tells process 1, and in
 # process 2.
 SET_UP = f"""
+import functools
+from jaxcomm import _ffi
+
+_ffi.process_set = functools.partial(_ffi.process_set, grace_seconds={GRACE_SECONDS})
 mesh = mesh_of()
 timeout = {waiting.HANG_SECONDS} if index == 1 else {waiting.EXPIRES_SECONDS}
 
@@ -26,7 +36,8 @@ def agree():
 
 jaxcomm.init(mesh, lanes=("default", "hasty"))
 probe = jitted(lambda x: jaxcomm.psum(x, "i"), mesh)
-x = spread(mesh, 5)
+second = jitted(lambda x: jaxcomm.pmax(x, "i"), mesh)
+x, y = spread(mesh, 5), spread(mesh, 7)
 hasty = jitted(lambda x: jaxcomm.psum(x, "i", lane="hasty"), mesh).lower(x).compile()
 answer = agree()
 """
@@ -41,10 +52,13 @@ def processes(start_for_module):
     return made
 
 
-@pytest.fixture(autouse=True)
-def all_are_refused_until_they_agree_anew(processes):
-    """A rank that has failed is a step behind: whoever went on would add two steps."""
-    yield
+@pytest.fixture
+def disagreeing(processes):
+    """All are refused until they agree anew.
+
+    A rank that has failed is a step behind: whoever went on would add two steps.
+    """
+    yield processes
     for step in range(3):
         ask = f"answer = attempt(lambda: values({('probe', 'hasty')[step % 2]}(x)))"
         for outcome in processes.ask(ask):
@@ -55,11 +69,11 @@ def all_are_refused_until_they_agree_anew(processes):
     assert processes.ask("answer = agree()") == [AGREED] * 3
 
 
-def test_a_rank_that_is_late_is_named_and_is_told_when_it_comes(processes):
+def test_a_rank_that_is_late_is_named_and_is_told_when_it_comes(disagreeing):
     for other in (1, 0):
-        processes[other].ask("begin(lambda: values(hasty(x)))")
-    outcomes = processes.ask("answer = outcome()", [0, 1])
-    outcomes += processes.ask("answer = attempt(lambda: values(hasty(x)))", [2])
+        disagreeing[other].ask("begin(lambda: values(hasty(x)))")
+    outcomes = disagreeing.ask("answer = outcome()", [0, 1])
+    outcomes += disagreeing.ask("answer = attempt(lambda: values(hasty(x)))", [2])
     for outcome in outcomes:
         text = outcome["text"]
         assert f"psum({X}) over axes ('i',) (lane 'hasty', operation 1): " in text
@@ -91,9 +105,9 @@ MISMATCHES = {
 
 
 @pytest.mark.parametrize("kind", MISMATCHES)
-def test_a_mismatch_is_an_error_on_all_with_both_calls(processes, kind):
+def test_a_mismatch_is_an_error_on_all_with_both_calls(disagreeing, kind):
     first, second, ours, theirs = MISMATCHES[kind]
-    outcomes = processes.ask(
+    outcomes = disagreeing.ask(
         f"""
 call = eval("lambda x: " + ({first!r} if index < 2 else {second!r}))
 program = jitted(call, mesh)
@@ -105,10 +119,12 @@ answer = attempt(lambda: values(program(x)))
             assert text in outcome["text"]
 
 
-def test_programs_with_other_numbers_of_collectives_end_once_all_stand_still(processes):
+def test_programs_with_other_numbers_of_collectives_end_once_all_stand_still(
+    disagreeing,
+):
     """Long before the timeout: each waits for what another one will never do."""
     first, second = "jaxcomm.psum(x, 'i')", "jaxcomm.pmin(jaxcomm.pmax(x, 'i'), 'i')"
-    outcomes = processes.ask(
+    outcomes = disagreeing.ask(
         f"""
 call = eval("lambda x: " + ({first!r} if index < 2 else {second!r}))
 program = jitted(call, mesh)
@@ -120,3 +136,60 @@ answer = attempt(lambda: values(program(x)))
         assert f"psum({X}) over axes ('i',) (lane 'default', operation 2): " in text
         assert " for rank 2. Process 2 waits in pmax(" in text
         assert "instead. Each waits there for another one" in text
+
+
+# What the main thread of process 2 does before it comes to where the others wait, while
+# another thread waits where they come later.
+LEGAL = {
+    "computes": "while not released(): pass",
+    "waits for a loader that sleeps": """
+loaded = queue.Queue()
+def load():
+    waiting.until(released)
+    loaded.put(1)
+threading.Thread(target=load).start()
+loaded.get()
+""",
+    "waits for a callback of a program": """
+def called(y):
+    waiting.until(released)
+    return y
+jax.jit(lambda y: jax.pure_callback(called, y, y))(1.0).block_until_ready()
+""",
+}
+
+
+def looks(process):
+    """How often the thread that tells has woken up, to look or to move bytes."""
+    for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        if (task / "comm").read_text() == "jaxcomm-arena\n":
+            return int(
+                re.search(r"\nvol\w+:\s+(\d+)", (task / "status").read_text())[1]
+            )
+    raise AssertionError("no such thread")
+
+
+@pytest.mark.parametrize("kind", LEGAL)
+def test_who_may_still_come_is_waited_for(processes, kind, tmp_path):
+    release = tmp_path / "release"
+    for index in (0, 1):
+        processes[index].tell("answer = [values(probe(x)), values(second(y))]")
+    processes[2].tell(
+        f"""
+import os, queue, threading
+released = lambda: os.path.exists({str(release)!r})
+begin(lambda: values(second(y)))
+{LEGAL[kind]}
+answer = [values(probe(x)), outcome()["value"]]
+"""
+    )
+    before = [looks(process) for process in processes]
+    waiting.until(
+        lambda: all(
+            process.unheard() or looks(process) >= count + LOOKS
+            for process, count in zip(processes, before, strict=True)
+        )
+    )
+    release.touch()
+    for process in processes:
+        assert process.hear() == [[3.0], [2.0]]

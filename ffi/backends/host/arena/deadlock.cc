@@ -12,10 +12,11 @@ std::atomic<size_t>& WaitsOfProcess() {
   return waits;
 }
 
-Grace Grace::OfThisProcess() {
+Grace Grace::OfThisProcess(double seconds) {
   const auto standstill = std::make_shared<Standstill>();
   standstill->Learn();
   Grace grace;
+  grace.seconds = seconds;
   grace.stands_still = [standstill](size_t waits) {
     // What ends in another set may wake this process.
     return standstill->Look() && waits == WaitsOfProcess();

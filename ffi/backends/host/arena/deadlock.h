@@ -28,10 +28,12 @@ namespace jaxcomm {
 std::atomic<size_t>& WaitsOfProcess();
 
 struct Grace {
+  static constexpr double kSeconds = 2;
+
   // How long a process must have stood still. What a library of another thread brings,
   // such as an answer of gRPC, can come meanwhile. 0: no time, in tests, where whoever
   // rings has the thread look.
-  double seconds = 2;
+  double seconds = kSeconds;
   // Whether the process has stood still since the last call. `waits`: its transfers in
   // this set that wait for others.
   std::function<bool(size_t waits)> stands_still;
@@ -39,7 +41,7 @@ struct Grace {
   std::function<void()> learn = [] {};
 
   // Looks at the threads of this process.
-  static Grace OfThisProcess();
+  static Grace OfThisProcess(double seconds = kSeconds);
 };
 
 class Deadlock {
