@@ -3,11 +3,13 @@
 NCCL is a double that makes the calls of a profiler: see tests/diagnostics/test_ring.py.
 """
 
+import json
 import pathlib
 
 import pytest
 import waiting
 
+from jaxcomm.diagnostics import programs
 from jaxcomm.diagnostics.seen import Seen
 from jaxcomm.launch import watch
 from jaxcomm.launch.process import Usage
@@ -165,7 +167,11 @@ ON_CPUS = {"platform": "cpu", "watch": True, "watch_timeout": STUCK}
 
 
 @pytest.mark.thorough
-def test_on_cpus_a_collective_of_xla_is_watched_by_cpu_time(launch):
+def test_on_cpus_a_collective_of_xla_is_watched_by_cpu_time(
+    launch, monkeypatch, tmp_path
+):
+    # As on GPUs: processes write what they compile.
+    monkeypatch.setenv("JAXCOMM_WATCH_DIR", str(tmp_path))
     status, out, err = launch(WORKS + GLOO, max_restarts=1, grace=1.0, **ON_CPUS)
     assert status == 0
     assert out.count("512.0") == 2
@@ -175,6 +181,11 @@ def test_on_cpus_a_collective_of_xla_is_watched_by_cpu_time(launch):
     assert lines[1].startswith("jaxcomm.launch: cannot tell: any of processes 0, 1 ")
     for process in range(2):
         assert f"process {process} was at:" in err
+        file = tmp_path / f"nccl-{process}.programs"
+        pid = json.loads(file.read_text().splitlines()[0])["pid"]
+        (program,) = programs.beside(file, pid)
+        assert program.processes == (0, 1)
+        assert " of jit_" in program.node[1].name
     assert err.count("and its CPU time stands still; its main thread waits for") == 2
     assert f"no progress for {STUCK:g} s: the CPU time of processes 0, 1" in err
     assert "restart 1 of 1: no progress" in err
