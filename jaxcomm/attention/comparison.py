@@ -242,7 +242,8 @@ def _scan_of(problem: Problem, kernel, machine: Machine) -> ComparedExchange:
 def _halo_of(problem: Problem, width: int, machine: Machine) -> ComparedExchange:
     tokens = (problem.size - 1) * _fragments(problem) * problem.batch * width
     channels = problem.heads * problem.head_size
-    return _exchange(Sent(1, tokens * channels * problem.itemsize), tokens * 4, machine)
+    sent = Sent(1, tokens * channels * problem.itemsize)
+    return _exchange(sent, tokens * 4 * problem.has_documents, machine)
 
 
 def _exchange(sent: Sent, ids: int, machine: Machine) -> ComparedExchange:

@@ -85,13 +85,18 @@ def causal_halo(
         ids, is_real = documents_of(tokens, layout, x.shape[:2], axis_name, _WHAT)
         is_right = are_right(tokens, layout, axis_name, _WHAT)
         if layout.is_static:
-            if ids is None:
-                real = jnp.ones((1, 1), bool) if is_real is None else is_real
-                ids = jnp.broadcast_to(real.astype(jnp.int32) - 1, x.shape[:2])
             x, ids, is_right = vary_alike((x, ids, is_right), named)
             fragments = Fragments.of(layout, 1, _WHAT)
             before = _shifted(x, fragments, layout, width, axis_name, 0)
-            ids_before = _shifted(ids, fragments, layout, width, axis_name, _NOWHERE)
+            if ids is None:
+                # Of one document: before it are zeros, and padding is behind it.
+                real = jnp.ones((1, 1), bool) if is_real is None else is_real
+                ids = real.astype(jnp.int32) - 1
+                ids_before = [ids] * width
+            else:
+                ids_before = _shifted(
+                    ids, fragments, layout, width, axis_name, _NOWHERE
+                )
         else:
             most = checked_most(most_fragments, _WHAT)
             dealt, order = dealt_of(layout, ids, most, axis_name, _WHAT)
