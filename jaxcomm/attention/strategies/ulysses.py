@@ -110,6 +110,7 @@ class Ulysses(Strategy):
             bias=exchange.bias(inputs.bias, inputs.query.shape[1]),
             slopes=exchange.mine(inputs.slopes),
             seeds=exchange.mine(inputs.seeds),
+            table=None,
         )
         group = _Group(call, self.width, there)
         group.key_heads = inputs.key.shape[2]
