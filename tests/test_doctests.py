@@ -23,7 +23,7 @@ SKIPPED = {
     "jaxcomm.diagnostics.checksums",
     "jaxcomm.diagnostics.compare_runs",
     "jaxcomm.diagnostics.flight_record",
-    "jaxcomm.diagnostics.merge",
+    "jaxcomm.diagnostics.files",
 }
 
 

@@ -57,7 +57,8 @@ def start(mesh):
 def train(mesh):
     """Train; what a lost process missed, it gets from one that went on."""
     step, must_agree = None, False
-    state = before = {"params": put(mesh, np.zeros((16, 16), np.float32)), "done": 0}
+    params = put(mesh, np.zeros((16, 16), np.float32))
+    state = before = {"params": params, "done": 0, "loss": 0.0}
     while state["done"] < STEPS:
         try:
             if must_agree and smallest(mesh, state["done"]) < state["done"]:
@@ -74,13 +75,14 @@ def train(mesh):
                 os.kill(os.getpid(), signal.SIGKILL)
             batch = np.random.default_rng(done).random((12, 8, 16), np.float32)
             params, loss = step(state["params"], put(mesh, batch, *AXES))
-            params = jaxcomm.raise_if_failed(params)
-            before, state = state, {"params": params, "done": done + 1}
+            params, loss = jaxcomm.raise_if_failed((params, loss))
+            before = state
+            state = {"params": params, "done": done + 1, "loss": float(loss)}
         except FAILURES:
             mesh = jaxcomm.shrink(mesh, "data", timeout=SECONDS)
             step, must_agree = None, True
     again = ", started again" if AGAIN else ""
-    print(f"process {jax.process_index()}{again}: last loss {float(loss).hex()}")
+    print(f"process {jax.process_index()}{again}: last loss {state['loss'].hex()}")
 
 
 def run(*words):

@@ -108,6 +108,12 @@ def _check(leaf, mesh, axis):
         )
 
 
+def _spec_of(array: jax.Array) -> jax.P:
+    """Return how an array that _check() accepts lies on its mesh."""
+    assert isinstance(array.sharding, jax.NamedSharding)
+    return array.sharding.spec
+
+
 def _share(
     mesh: jax.sharding.Mesh, axis: str, source: int, by: int, leaves: list, form: str
 ) -> list:
@@ -124,7 +130,7 @@ def _share(
     processes, me = processes_of(mesh), jax.process_index()
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     plain = [leaf for leaf in leaves if not isinstance(leaf, jax.Array)]
-    specs = [leaf.sharding.spec for leaf in arrays]
+    specs = [_spec_of(leaf) for leaf in arrays]
     forms = [
         [form, [str(device) for device in mesh.devices.flat]],
         [f"{x.dtype}{x.shape} {spec}" for x, spec in zip(arrays, specs, strict=True)],

@@ -178,7 +178,7 @@ def with_rows_of(
     process = np.vectorize(lambda device: device.process_index)(whole.devices)
     is_here = np.isin(process, [*here]).all(axis=others)
     is_whole = np.isin(process, [*here, *more]).all(axis=others)
-    source = int(np.flatnonzero(is_here[is_whole])[0])
+    source = int(np.flatnonzero(np.compress(is_whole, is_here))[0])
     if is_whole.all():
         return whole, source
     devices = np.compress(is_whole, whole.devices, axis=position)

@@ -119,6 +119,6 @@ class Stopping:
         if step.signal_number not in (signal.SIGUSR1, 0):
             self.has_ended_some = True
             # Process 0 last: JAX ends the others, with pages of text, if it is lost.
-            for process in reversed(self._running.values()):
+            for process in reversed([*self._running.values()]):
                 process.send_all(step.signal_number)
         return step

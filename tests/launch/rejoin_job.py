@@ -112,7 +112,8 @@ def run():
             print(f"process {me}: {error}", file=sys.stderr, flush=True)
             mesh = jaxcomm.shrink(mesh, "i", timeout=waiting.HANG_SECONDS)
             program, has_shrunk = None, True
-    print(f"process {me}-{start} has {int(total.addressable_data(0))}", flush=True)
+    total = int(state["total"].addressable_data(0))
+    print(f"process {me}-{start} has {total}", flush=True)
 
 
 if __name__ == "__main__":
