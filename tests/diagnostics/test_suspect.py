@@ -71,6 +71,8 @@ SINCE = (
     {"has_failed": True, "seen": {"status": 1, "order": 2}},
     {"has_failed": True, "raised": True},
     {"has_failed": True, "seen": {"status": 134, "order": 3, "state": "Z"}},
+    # The extension ended it, and its end was seen first.
+    {"seen": {"status": 70, "order": 1}},
     # It is missing elsewhere, since it waits for the guilty one.
     {"is_missing": True},
     {"is_missing": True, "seen": {"state": "S", "works": False}},

@@ -89,6 +89,30 @@ os._exit(10 + i)
     assert "process 2 ended with status 12" in err
 
 
+def test_who_is_killed_is_named_though_those_who_saw_it_ended_before(
+    launch, monkeypatch, notes
+):
+    # As a process with a GPU does, which takes a while to end.
+    monkeypatch.setattr(job, "PATIENCE_SECONDS", waiting.HANG_SECONDS)
+    status, _, err = launch(
+        """
+if i == 0:
+    hear("ready")
+    tell("pid", str(os.getpid()))
+    os._exit(70)
+# It can answer: the launcher waits for it.
+signal.signal(signal.SIGUSR1, lambda *_: None)
+tell("ready")
+pid = int(hear("pid"))
+until(lambda: not is_running(pid))
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        grace=waiting.HANG_SECONDS,
+    )
+    assert status == 70
+    assert "suspect: process 1 " in err.partition("\n")[0], err
+
+
 def test_the_others_may_end_by_themselves(launch, monkeypatch):
     # They have a moment to say what they know before they are asked to end.
     monkeypatch.setattr(stopping, "_LAST_WORDS_SECONDS", waiting.HANG_SECONDS)
