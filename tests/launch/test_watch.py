@@ -206,7 +206,7 @@ def test_on_cpus_it_is_said_what_can_be_known(launch, fault):
         text = "import atexit; atexit.register(forever)"
     if fault == "loops":
         text = f"has_reached.clear()\n{text}"
-    status, _, err = launch(f"{WORKS}{LOCKED}{text}", **ON_CPUS)
+    status, _, err = launch(f"{WORKS}{LOCKED}{text}", grace=1.0, **ON_CPUS)
     assert status == 137
     assert expected in err
     assert "process 0 (pid " in err
