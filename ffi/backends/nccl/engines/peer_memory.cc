@@ -340,7 +340,7 @@ void PeerMemory::TellOthers(const Member& member) {
 void PeerMemory::Leave(bool is_busy, bool has_failed) {
   if (has_left_) return;
   has_left_ = true;
-  has_failed_ = has_failed;
+  waits_ = !has_failed;
   is_kept_ = is_busy;
   if (is_busy) return;
   for (Member& member : members_) {
@@ -383,9 +383,9 @@ void PeerMemory::GiveBack(Member& member) {
       }
       return true;
     };
-    // They close it at about the same time.
-    const double seconds = has_failed_ ? 0 : kLeaveSeconds;
-    (void)Wait({seconds}, "others that leave", is_unused);
+    // They close it at about the same time. Whoever does not is waited for once.
+    const double seconds = waits_ ? kLeaveSeconds : 0;
+    if (Wait({seconds}, "others that leave", is_unused).failure()) waits_ = false;
   }
   DeviceArena::Of(member.facts.ordinal).GiveBack(library_, region, is_unused);
 }

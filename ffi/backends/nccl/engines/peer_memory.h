@@ -104,7 +104,7 @@ class PeerMemory {
   Info* exchanged_ = nullptr;    // in memory of the host that devices reach
   std::vector<Member> members_;  // by place
   std::string reason_;
-  bool has_left_ = false, is_kept_ = false, has_failed_ = false;
+  bool has_left_ = false, is_kept_ = false, waits_ = true;
 };
 
 }  // namespace jaxcomm
