@@ -28,7 +28,7 @@ extensions = [
     "_links",
 ]
 root_doc = "README"
-include_patterns = ["*.md", "docs/**.md", "docs/*.ipynb", "notebooks/*.ipynb"]
+include_patterns = ["*.md", "docs/**.md", "notebooks/*.ipynb"]
 # Folders without pages: Sphinx does not walk through them.
 exclude_patterns = ["docs/contents.md", ".*", "build", "ffi", "jaxcomm", "tests"]
 
@@ -42,8 +42,6 @@ html_css_files = ["tables.css"]
 myst_heading_anchors = 4
 # The machine's plots, made while the site is built: force, cache or off.
 nb_execution_mode = os.environ.get("DOCS_NOTEBOOKS") or "force"
-# It needs a GPU, and keeps its outputs.
-nb_execution_excludepatterns = ["docs/gpu.ipynb"]
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 # The pages show commands' output beside code; it is in no language.
