@@ -328,6 +328,29 @@ def test_what_travels_does_not_depend_on_the_length():
     assert sent(32) == sent(128) == sent(32, jnp.bfloat16)
 
 
+def test_programs_do_not_grow_with_the_length():
+    """For GPUs XLA tunes each product of an unrolled loop by itself, for seconds."""
+
+    def calls(length):
+        layout = jaxcomm.Layout("zigzag", 2, length)
+        arrays, *_ = drawn(GatedDelta(4), length)
+        x, tokens = layout.reorder(arrays)
+
+        def loss(x, tokens):
+            return jax.shard_map(
+                lambda x, tokens: state_scan(
+                    x["query"], x["key"], x["value"], x["gate"], "context", tokens,
+                    kernel=GatedDelta(4), beta=x["beta"],
+                ),
+                mesh=mesh_of(2), in_specs=SPLIT, out_specs=SPLIT,
+            )(x, tokens).sum()  # fmt: skip
+
+        lowered = jax.jit(jax.value_and_grad(loss)).lower(x, tokens)
+        return lowered.as_text().count("call @")
+
+    assert calls(512) == calls(8192)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_equals_the_recurrence(seed):
     check(seed)
