@@ -54,6 +54,10 @@ def blames(fault, who, folder):
     )
     assert (done.returncode == 0) == (fault == "slow"), done.stderr
     first = done.stderr.partition("\n")[0]
+    if fault == "killed" and who == 0:
+        # JAX's store ends with it, and the others may say so before.
+        ours = [x for x in done.stderr.splitlines() if x.startswith("jaxcomm.launch")]
+        first = ours[0]
     last, others, state = SAID[fault]
     said = rf"process {who} \(pid \d+, host \S+\): last completed {last}"
     found = re.match(rf"jaxcomm\.launch: (suspect: {said}; .*)", first)
