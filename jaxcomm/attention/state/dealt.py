@@ -100,7 +100,7 @@ def dealt_of(
         raise ValueError(
             f"{what}: the layout {layout.schedule!r} deals documents, and the tokens "
             "have no segment ids. Pass segment_ids to layout.reorder: jaxcomm.attention"
-            ".segment_ids(lengths) makes them."
+            ".segment_ids_of(lengths) makes them."
         )
     every = all_gather(ids, axis_name, axis=1)
     order = jnp.broadcast_to(layout.order, every.shape)
