@@ -11,11 +11,13 @@ from jaxcomm import compat
 from jaxcomm.attention import arguments, permutation
 from jaxcomm.attention.arguments import AttentionOptions
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
+from jaxcomm.attention.kernels.selection import Refused
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING, promotes_ranks
 from jaxcomm.attention.permutation import no_positions, poison_unless
 from jaxcomm.attention.positions import all_are_right, check_axis, layout_of_ranks
 from jaxcomm.attention.strategies.choice import choose, get_strategy
+from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Inputs,
@@ -193,7 +195,17 @@ def attend_on_ranks(
         call = _call(options, problem, inputs, sinks, axis_name, named, keys is None)
         is_right = all_are_right(queries, keys, axis_name, what)
         everything = vary_alike((inputs, sinks, is_right), named)
-        out, residual = attend(call, *everything)
+        try:
+            out, residual = attend(call, *everything)
+        except Refused:
+            if options.strategy != "auto" or isinstance(call.strategy, Ring):
+                raise
+            # Its hops are those that most kernels know.
+            options = dataclasses.replace(options, strategy=Ring())
+            call = _call(
+                options, problem, inputs, sinks, axis_name, named, keys is None
+            )
+            out, residual = attend(call, *everything)
     if not has_batch:
         out, residual = out[0], residual[0]
     if not options.has_residual:

@@ -73,7 +73,7 @@ def ring_attention(
     alibi_slopes: Array | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
-    strategy: str | Strategy = "ring",
+    strategy: str | Strategy = "auto",
     return_residual: bool = False,
     implementation: str | Kernel | None = None,
     lane: str | None = None,
@@ -121,7 +121,9 @@ def ring_attention(
         count from 0 on each rank: where other axes split them, fold the indices of
         those axes into the key.
       strategy: what travels: ``"ring"``, ``"all_gather"``, ``"ulysses"``, ``"usp"``,
-        ``"halo"``, ``"auto"`` or a ``Strategy``. See
+        ``"halo"`` or a ``Strategy``. ``"auto"`` is that which a model finds fastest, by
+        shapes, options, mesh and platform alone; and the ring where the
+        ``implementation`` serves no other. See
         ``jaxcomm.attention.compare_strategies``.
       return_residual: whether to return the log-sum-exp of the scores as well, sinks
         included.

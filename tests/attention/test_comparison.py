@@ -136,7 +136,7 @@ def test_auto_exchanges_no_bias(of):
     def attend(x, pairs):
         tokens = jaxcomm.Tokens(jaxcomm.Layout("contiguous", 4, 4096), TRUSTED)
         options = {"bias": {"bias": pairs}, "mask": {"mask": pairs > 0}}.get(of, {})
-        return jaxcomm.ring_attention(x, x, x, "c", tokens, strategy="auto", **options)
+        return jaxcomm.ring_attention(x, x, x, "c", tokens, **options)
 
     x = jax.ShapeDtypeStruct((1, 1024, 8, 64), "bfloat16")
     pairs = jax.ShapeDtypeStruct((1, 1, 1024, 4096), "float32")
@@ -164,9 +164,7 @@ def test_auto_logs_its_choice_once(caplog):
 
     def attend(x):
         for _ in range(2):
-            x = jaxcomm.ring_attention(
-                x, x, x, "c", jaxcomm.Tokens(layout, TRUSTED), strategy="auto"
-            )
+            x = jaxcomm.ring_attention(x, x, x, "c", jaxcomm.Tokens(layout, TRUSTED))
         return x
 
     x = jax.ShapeDtypeStruct((1, 1034, 8, 64), "bfloat16")

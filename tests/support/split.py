@@ -41,6 +41,7 @@ def on_ranks(
         Layout(schedule, size, size * x.shape[axis]) for x in (query, key)
     )
     tokens, key_tokens = Tokens(layout, TRUSTED), Tokens(key_layout, TRUSTED)
+    options = {"strategy": "ring"} | options
     return jaxcomm.ring_attention(
         query, key, value, axis_name, tokens,
         key_tokens=None if key_layout == layout else key_tokens, **options,
@@ -81,8 +82,9 @@ def attend(
       layout: of queries and keys, in place of schedules.
       mesh: with an axis "data", which splits the batch.
       return_residual: if False, the residual found is None.
-      others: of ring_attention.
+      others: of ring_attention, whose strategy is the ring if none is given.
     """
+    others = {"strategy": "ring"} | others
     key_layout = layout or Layout(key_schedule or schedule, size, key.shape[1])
     layout = layout or Layout(schedule, size, query.shape[1])
     is_one_sequence = key_layout == layout

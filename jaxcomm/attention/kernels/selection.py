@@ -22,6 +22,10 @@ KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, PALLAS, XLA)
 SCOPE = "jaxcomm.attention."
 
 
+class Refused(ValueError):
+    """No kernel that was asked for may compute what a strategy has it compute."""
+
+
 def kernels_for(implementation: Any, what: str = "ring_attention"):
     """Return the kernels to choose from, in their order.
 
@@ -192,9 +196,9 @@ def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
     return reason
 
 
-def _refusal(refused) -> ValueError:
+def _refusal(refused) -> Refused:
     ((name, reason),) = refused
-    return ValueError(
+    return Refused(
         f"ring_attention: implementation={name!r} was asked for, but {reason}. Pass "
         "implementation=None for what can be had."
     )

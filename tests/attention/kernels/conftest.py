@@ -38,7 +38,7 @@ def lower_ring(
     """
     mesh = mesh or split.ring_over(4)
     layout = Layout(schedule, 4, length or shape[1])
-    options = {"is_causal": True, "backend": "xla"} | options
+    options = {"is_causal": True, "backend": "xla", "strategy": "ring"} | options
 
     def local(query, key, value, segments):
         of = segments if ids else None

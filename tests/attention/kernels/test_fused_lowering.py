@@ -104,6 +104,24 @@ def _on_gpus(size):
     )
 
 
+def test_auto_is_the_ring_where_a_kernel_serves_no_other(lower):
+    """Of so few tokens and heads it gathers keys, by masks that cuDNN does not know."""
+    shapes = {"shape": (1, 4096, 6, 128), "key_heads": 2}
+
+    def text(**options):
+        return lower(mesh=_on_gpus(4), **shapes, **options)
+
+    auto = {"strategy": "auto"}
+    gathered = text(strategy="all_gather")
+    assert text(**auto) == gathered
+    assert text(**auto, **CUDNN) == text(**CUDNN)
+    with pytest.raises(ValueError, match="'all_gather' masks by positions"):
+        text(strategy="all_gather", **CUDNN)
+    # What the ring cannot do either is said of the ring.
+    with pytest.raises(ValueError, match="it computes in bfloat16 and float16"):
+        text(dtype=jnp.float32, **auto, **CUDNN)
+
+
 def test_tiles_of_a_rare_branch_do_not_choose_how_arrays_lie(lowered, monkeypatch):
     """Else XLA moves what FlashAttention takes and returns, to their order and back."""
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)

@@ -119,7 +119,9 @@ def test_second_derivatives_are_those_of_dense_attention(schedule, ids, mode):
     plain = functools.partial(jax.nn.dot_product_attention, is_causal=True, mask=mask)
 
     def local(tokens, *arrays):
-        return ring_attention(*arrays, "context", tokens, is_causal=True)
+        return ring_attention(
+            *arrays, "context", tokens, is_causal=True, strategy="ring"
+        )
 
     whole = sharded(local, 4, SPLIT)
 

@@ -30,7 +30,9 @@ def program(mesh=None, **options_given):
 
     def local(x, tokens):
         options = {"is_causal": True} | options_given
-        return jaxcomm.ring_attention(x, x, x, "context", tokens, **options)
+        return jaxcomm.ring_attention(
+            x, x, x, "context", tokens, strategy="ring", **options
+        )
 
     return jax.jit(sharded(local, SIZE, SPLIT, mesh=mesh))
 
@@ -102,7 +104,9 @@ def test_an_axis_may_be_left_to_xla():
     x, tokens = batch_of(jaxcomm.Layout("zigzag", SIZE, LENGTH), ids_of(9, 23))
 
     def local(x, tokens):
-        return jaxcomm.ring_attention(x, x, x, "context", tokens, backend="xla")
+        return jaxcomm.ring_attention(
+            x, x, x, "context", tokens, backend="xla", strategy="ring"
+        )
 
     whole = jax.jit(sharded(local, mesh=mesh, axis_names={"context"}))
     np.testing.assert_allclose(whole(x, tokens), x, rtol=1e-6)
@@ -115,8 +119,9 @@ def test_layouts_of_rows_meet_layouts_of_all():
 
     def local(x, tokens, key_tokens):
         return jaxcomm.ring_attention(
-            x, x, x, "context", tokens, key_tokens=key_tokens, is_causal=True
-        )
+            x, x, x, "context", tokens, key_tokens=key_tokens, is_causal=True,
+            strategy="ring",
+        )  # fmt: skip
 
     whole = jax.jit(sharded(local, SIZE))
     tokens = [layout.reorder(x)[1] for layout in (rows, rule)]
