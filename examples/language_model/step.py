@@ -202,6 +202,7 @@ class MeshProgram:
                 "context",
                 tokens,
                 is_causal=True,
+                strategy="ring",
                 local_window_size=(self.window - 1, 0) if is_windowed else None,
             )
 

@@ -9,14 +9,13 @@ import numpy as np
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.schedules import Schedule
+from jaxcomm.attention.table import few
 from jaxcomm.primitives import arguments
 
 # What it costs that ranks see keys of others, as keys that a query sees, for each token
 # of a rank: few tokens do, or many. Keys are sent, and results are added up. Computed
 # for 32 query and 8 key heads of 128 on H200s, not measured.
 _FEW, _MANY = 100, 400
-# Of a rank's tokens, those that are few.
-_SHARE = 4
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.
 _EVEN, _BALANCED = 1.02, 1.05
@@ -206,7 +205,7 @@ def _cost(order: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     for is_cut in (ranks[held] > 1) & is_token:
         places = np.flatnonzero(is_cut)
         if len(places):
-            is_few = places[-1] - places[0] < -(-order.shape[1] // _SHARE)
+            is_few = places[-1] - places[0] < few(order.shape[1])
             price = max(price, _FEW if is_few else _MANY)
     work = np.where(is_token, at - starts[held] + 1, 0).sum(1)
     return float(work.max()), float(price * order.shape[1])

@@ -15,6 +15,11 @@ from jaxcomm.attention.mask import PADDING
 # told: backward 64 cost 1.07 times as much as the exact number did (24 documents in
 # 32,768 tokens, one H100).
 MOST = 64
+# Of a ring: no rank sees another's keys; few tokens do, or are seen; any may. Or the
+# table serves none of these.
+OWN, SOME, ALL, NONE = range(4)
+# The part of the tokens that are few.
+_SHARE = 4
 # With more ranks a row of the table is longer than its tokens.
 _MOST_RANKS = 16
 
@@ -26,7 +31,8 @@ class Table(NamedTuple):
     Places are numbers of tokens in a row. What is not there is behind all tokens.
 
     Attributes:
-      serves: whether documents ascend, and no rank has more than ``MOST`` pieces.
+      way: OWN, SOME or ALL; NONE where documents do not ascend, or a rank has more
+        than ``MOST`` pieces. The same on all ranks.
       bounds: (4, ranks): of each rank the first and the end of its queries that see
         keys of others; and of its keys that others see.
       own: (3, MOST): of each document the first token, the first key, and the end.
@@ -36,7 +42,7 @@ class Table(NamedTuple):
       every: (ranks, 3, MOST): first token, end and document of the pieces of each rank.
     """
 
-    serves: Any
+    way: Any
     bounds: Any
     own: Any
     seen: Any
@@ -57,6 +63,11 @@ class Table(NamedTuple):
 def _shapes(size: int):
     several = (size - 1, 4, MOST + 1), (size, 3, MOST)
     return (), (4, size), (3, MOST), *several
+
+
+def few(tokens: int) -> int:
+    """Return how many of a rank's tokens are few."""
+    return -(-tokens // _SHARE)
 
 
 def width(size: int) -> int:
@@ -118,12 +129,18 @@ def _of_row(positions, ids) -> np.ndarray:
                 for of, row, parts in ((rank, 0, found[:2]), (other, 2, found[2:])):
                     bounds[row, of] = min(bounds[row, of], parts[0])
                     bounds[row + 1, of] = max(bounds[row + 1, of], parts[1])
+    way = NONE
+    if serves:
+        first, end, key, key_end = bounds
+        is_few = max((end - first).max(), (key_end - key).max()) <= few(tokens)
+        way = SOME if is_few else ALL
+        way = way if end.any() else OWN
     every = [_padded([x[:3] for x in of], (tokens, tokens, PADDING)) for of in held]
     numbers = []
     for rank in range(size):
         own = _padded(_documents(held[rank]), (tokens,) * 3)
         others = [_padded(x, (tokens,) * 4, 1) for x in seen[rank]]
-        parts = np.array(serves), bounds, own, np.stack(others), np.stack(every)
+        parts = np.array(way), bounds, own, np.stack(others), np.stack(every)
         numbers += [x.reshape(-1) for x in parts]
     return np.concatenate(numbers)
 

@@ -65,7 +65,7 @@ def test_a_rematerialised_layer_runs_the_forward_ring_once():
             def layer(x, _):
                 y = jnp.sin(x)
                 return y + jaxcomm.ring_attention(
-                    y, y, y, "context", tokens, is_causal=True
+                    y, y, y, "context", tokens, is_causal=True, strategy="ring"
                 ), None
 
             return jax.lax.scan(jax.checkpoint(layer, **options), x, length=3)[0]

@@ -48,6 +48,27 @@ def of(lowered, least: int) -> collections.Counter:
     return +found
 
 
+def outside_of_branches(lowered) -> collections.Counter:
+    """Count the operations of a lowered program that no branch decides about."""
+    module, found = lowered.compiler_ir("stablehlo"), collections.Counter()
+    functions = {x.attributes["sym_name"].value: x for x in module.body.operations}
+
+    def count(operation):
+        name = operation.name.rpartition(".")[2]
+        found[name] += 1
+        if name == "call":
+            count(functions[operation.attributes["callee"].value].operation)
+        if name in _WAITS:
+            return
+        for region in operation.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    count(inner.operation)
+
+    count(functions["main"].operation)
+    return found
+
+
 def _moves(operation, least: int) -> bool:
     """Say whether an operation moves a part of an array, and how large a one."""
     shapes = [result.type.shape for result in operation.results]

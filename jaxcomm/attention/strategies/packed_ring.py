@@ -24,13 +24,8 @@ from jaxcomm.attention.strategies.hops import members_at
 from jaxcomm.attention.strategies.loop import Loop, completion
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import Found, Pieced, Ways, ways_of
-from jaxcomm.attention.table import Table
+from jaxcomm.attention.table import ALL, NONE, OWN, SOME, Table, few
 from jaxcomm.collectives.permute import ring_shift
-
-# Ways: no rank sees another's keys; few tokens do, or are seen; any may.
-_OWN, _SOME, _ALL = range(3)
-# The part of the tokens that are few.
-_SHARE = 4
 
 
 class _Packed(NamedTuple):
@@ -43,14 +38,17 @@ class _Packed(NamedTuple):
       keys_at: int32 (ranks,), the first of the few keys of each that may be seen.
       every: the pieces of all ranks.
       is_right: whether this rank holds what a table says, or None if all know.
+      table: what the rest follows from but ``is_right``, in the branch that reads it;
+        or None.
     """
 
-    own: sequences.Starts
+    own: Any = None
     seen: Any = None
     at: Any = None
     keys_at: Any = None
     every: Any = None
     is_right: Any = None
+    table: Any = None
 
 
 def packed_ring(ring: Loop) -> "PackedRing | None":
@@ -78,60 +76,70 @@ class PackedRing:
         return self.ways.look(self._look_up if is_known else self._look)
 
     def _look_up(self, most: int) -> Found:
-        inputs, size, rank = self.inputs, self.ring.call.size, self.ring.call.rank()
-        table = Table.of(inputs.table, size)
-        batch, tokens = self.shape
-        row = jnp.arange(batch, dtype=jnp.int32)
-
-        def places(x, axis: int):
-            """Put the rows, dimension 0, one behind the other."""
-            of_rows = row.reshape(-1, *[1] * (x.ndim - 1)) * tokens
-            found = jnp.moveaxis(x + of_rows, 0, axis)
-            return found.reshape(*found.shape[:axis], -1)
-
-        begin, key, end = (places(table.own[:, i], 0) for i in range(3))
-        own = sequences.of_documents(begin, key, end, self._tokens, self._tokens)
-        seen = [places(table.seen[:, :, i], 1) for i in range(4)]
-        of_row = jnp.repeat(row, seen[0].shape[1] // batch)
-        seen = Seen(*seen, jnp.broadcast_to(of_row, seen[0].shape))
-        start, stop = (places(table.every[:, :, i], 1) for i in range(2))
-        document = jnp.moveaxis(table.every[:, :, 2], 0, 1).reshape(size, -1)
-        every = Pieces(start, stop, start, document, start)
-        mine = jax.tree.map(lambda x: x[rank], every)
-        held = mine.segment_ids(Window(0, tokens, batch, tokens))
-        is_right = (held == inputs.query_ids).all()
+        """Look at the table alone. Each rank sees whether it holds what that says."""
+        inputs, (batch, tokens) = self.inputs, self.shape
+        table = Table.of(inputs.table, self.ring.call.size)
+        every = self._every_piece(table)
+        own = jax.tree.map(lambda x: x[self.ring.call.rank()], every)
+        ids = own.segment_ids(Window(0, tokens, batch, tokens))
+        is_right = (ids == inputs.query_ids).all()
         if inputs.is_right is not None:
             is_right &= inputs.is_right
-        first, key = table.bounds[:, 0].min(0), table.bounds[:, 2].min(0)
-        stop, key_stop = table.bounds[:, 1].max(0), table.bounds[:, 3].max(0)
-        return self._found(
-            (table.serves > 0).all(), None, (first, stop, key, key_stop),
-            _Packed(own, seen, every=every, is_right=is_right),
-        )  # fmt: skip
+        way = table.way[0] if batch == 1 else self._way(self._bounds(table))
+        way = self.ways.found(way, (table.way < NONE).all())
+        # Where nothing is sent each rank goes its own way. Else see _own_keys.
+        way = self.ways.found(way, True, (way == OWN) & ~is_right)
+        packed = _Packed(is_right=is_right, table=inputs.table)
+        return Found(way, packed if self.ways.is_whole else self._read(packed))
 
-    def _found(self, serves, are_wrong, bounds, packed: _Packed) -> Found:
+    def _read(self, of: _Packed) -> _Packed:
+        """Return what a table says. It is computed where it is needed: in a branch."""
+        if of.table is None:
+            return of
+        table = Table.of(of.table, self.ring.call.size)
+        begin, key, end = (self._in_rows(table.own[:, i], 0) for i in range(3))
+        own = sequences.of_documents(begin, key, end, self._tokens, self._tokens)
+        seen = [self._in_rows(table.seen[:, :, i], 1) for i in range(4)]
+        row = jnp.arange(self.shape[0], dtype=jnp.int32)
+        row = jnp.repeat(row, seen[0].shape[1] // len(row))
+        seen = Seen(*seen, jnp.broadcast_to(row, seen[0].shape))
+        places = self._places(self._bounds(table))
+        return _Packed(own, seen, *places, self._every_piece(table), of.is_right)
+
+    def _in_rows(self, x, axis: int):
+        """Return places in rows, which are dimension 0, one behind the other."""
+        row = jnp.arange(len(x), dtype=jnp.int32) * self.shape[1]
+        found = jnp.moveaxis(x + row.reshape(-1, *[1] * (x.ndim - 1)), 0, axis)
+        return found.reshape(*found.shape[:axis], -1)
+
+    def _every_piece(self, table: Table) -> Pieces:
+        start, end = (self._in_rows(table.every[:, :, i], 1) for i in range(2))
+        document = jnp.moveaxis(table.every[:, :, 2], 0, 1).reshape(start.shape)
+        return Pieces(start, end, start, document, start)
+
+    @staticmethod
+    def _bounds(table: Table):
+        """Return them over all rows."""
+        first, end, key, key_end = (table.bounds[:, i] for i in range(4))
+        return first.min(0), end.max(0), key.min(0), key_end.max(0)
+
+    def _way(self, bounds):
         """Return the way of all ranks.
 
         Args:
-          serves, are_wrong: as in ``Ways.found``.
           bounds: int32 (ranks,) each: the first and the end of a rank's queries that
             see keys of others, and of the keys that others see, in a row.
-          packed: what else is known, but for where the few begin.
         """
-        rank, tokens = self.ring.call.rank(), self.shape[1]
         first, end, key, key_end = bounds
-        are_few = (end - first <= self._few(tokens)).all()
-        are_few &= (key_end - key <= self._few(self.key_tokens)).all()
-        way = jnp.where((end == 0).all(), _OWN, jnp.where(are_few, _SOME, _ALL))
-        at = jnp.clip(first[rank], 0, tokens - self._few(tokens))
-        keys_at = jnp.clip(key, 0, self.key_tokens - self._few(self.key_tokens))
-        packed = packed._replace(at=at, keys_at=keys_at)
-        way = self.ways.found(way, serves, are_wrong)
-        if packed.is_right is not None:
-            # Where nothing is sent each rank goes its own way. Else see _own_keys.
-            is_wrong = (way == _OWN) & ~packed.is_right
-            way = self.ways.found(way, True, is_wrong)
-        return Found(way, packed)
+        are_few = (end - first <= few(self.shape[1])).all()
+        are_few &= (key_end - key <= few(self.key_tokens)).all()
+        return jnp.where((end == 0).all(), OWN, jnp.where(are_few, SOME, ALL))
+
+    def _places(self, bounds):
+        """Return where the few queries of this rank begin, and the few keys of all."""
+        (tokens, keys), rank = (self.shape[1], self.key_tokens), self.ring.call.rank()
+        at = jnp.clip(bounds[0][rank], 0, tokens - few(tokens))
+        return at, jnp.clip(bounds[2], 0, keys - few(keys))
 
     def forward(self, found: Found, generic: Callable[[], Any]):
         """Attend.
@@ -142,10 +150,10 @@ class PackedRing:
         Returns:
           (out, lse), out in the dtype of the query; and what :meth:`backward` needs.
         """
-        out, lse, few = self._take(
+        out, lse, last = self._take(
             found, self._attend, lambda: (*generic(), self._no_keys())
         )
-        return (out, lse), (found, keep(few))
+        return (out, lse), (found, keep(last))
 
     def backward(self, kept, saved: Saved, generic: Callable[[Keys], Any]):
         """Return gradients of query, key and value in their dtype.
@@ -153,13 +161,13 @@ class PackedRing:
         Args:
           generic: takes the last block, and returns them by hops of any documents.
         """
-        found, few = kept
+        found, last = kept
         if not self.ring.own.has_residual:
             # What a way is given is computed, whichever is taken.
             saved = saved._replace(delta=None)
         return self._take(
             found,
-            functools.partial(self._differentiate, saved, few),
+            functools.partial(self._differentiate, saved, last),
             lambda: generic(self._last(self.ring.own_block)),
         )
 
@@ -173,7 +181,7 @@ class PackedRing:
 
     @property
     def _every(self):
-        return (_OWN, _SOME, _ALL) if self.ring.last else (_OWN,)
+        return (OWN, SOME, ALL) if self.ring.last else (OWN,)
 
     def _look(self, most: int) -> Found:
         call, inputs, batch_tokens = self.ring.call, self.inputs, self._tokens
@@ -182,7 +190,7 @@ class PackedRing:
             at = inputs.query_layout.positions_of(rank)
             own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
             is_held = inputs.is_right
-            way = self.ways.found(_OWN, serves, None if is_held is None else ~is_held)
+            way = self.ways.found(OWN, serves, None if is_held is None else ~is_held)
             return Found(way, _Packed(sequences.of_own(own, batch_tokens)))
         pieced = Pieced.of(call, inputs, most)
         size, rank, tokens = call.size, call.rank(), self.shape[1]
@@ -196,47 +204,40 @@ class PackedRing:
         of_rank = jax.vmap(of_pair, (None, 0))
         seen, are_all = jax.vmap(of_rank)(pieced.every, pieced.at(others))
 
-        def few(first, end, row, tokens):
+        def parts(first, end, row, tokens):
             """Return where the parts of each pair begin and end, (ranks, others)."""
             found = functools.partial(bounds, tokens=tokens)
             return jax.vmap(jax.vmap(found))(first, end, row)
 
-        first, end = few(seen.first, seen.end, seen.row, tokens)
+        first, end = parts(seen.first, seen.end, seen.row, tokens)
         first, end = first.min(1), end.max(1)
-        key, key_end = few(seen.key, seen.key_end, seen.row, self.key_tokens)
+        key, key_end = parts(seen.key, seen.key_end, seen.row, self.key_tokens)
         # By whose they are: rank i is the first other of rank i + 1, and so on.
         readers = (every[:, None] + 1 + every[:-1]) % size, every[:-1]
         key, key_end = key[readers].min(1), key_end[readers].max(1)
-        return self._found(
-            pieced.are_right & are_all.all(), pieced.are_wrong,
-            (first, end, key, key_end),
-            _Packed(
-                sequences.of_own(own, batch_tokens),
-                jax.tree.map(lambda x: x[rank], seen),
-                every=pieced.every,
-            ),
-        )  # fmt: skip
+        ends = first, end, key, key_end
+        serves = pieced.are_right & are_all.all()
+        way = self.ways.found(self._way(ends), serves, pieced.are_wrong)
+        own = sequences.of_own(own, batch_tokens)
+        seen = jax.tree.map(lambda x: x[rank], seen)
+        return Found(way, _Packed(own, seen, *self._places(ends), pieced.every))
 
     @property
     def _tokens(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    @staticmethod
-    def _few(tokens: int) -> int:
-        return -(-tokens // _SHARE)
-
     def _queries(self, way: int | None, of: _Packed) -> Window:
         """Return which queries may see the keys of others, in a way."""
         batch, tokens = self.shape
-        if way == _SOME:
-            return Window(of.at, self._few(tokens), batch, tokens)
+        if way == SOME:
+            return Window(of.at, few(tokens), batch, tokens)
         return Window(0, tokens, batch, tokens)
 
     def _keys(self, way: int | None, of: _Packed, rank) -> Window:
         """Return which keys of a rank may be seen by others, in a way."""
         batch, tokens = self.shape[0], self.key_tokens
-        if way == _SOME:
-            return Window(of.keys_at[rank], self._few(tokens), batch, tokens)
+        if way == SOME:
+            return Window(of.keys_at[rank], few(tokens), batch, tokens)
         return Window(0, tokens, batch, tokens)
 
     def _own_keys(self, of: _Packed) -> Keys:
@@ -257,7 +258,7 @@ class PackedRing:
         """Return few keys that nobody needs."""
         if not self.ring.last:
             return Keys(None, None, None)
-        count = self._few(self.key_tokens)
+        count = few(self.key_tokens)
 
         def none(x):
             return jnp.zeros_like(x, shape=(x.shape[0], count, *x.shape[2:]))
@@ -277,8 +278,9 @@ class PackedRing:
         return self.ways.take(found, ways[: len(self._every)], rest)
 
     def _attend(self, found: Found, way: int | None, of: _Packed):
+        of = self._read(of)
         ring, own = self.ring, self.ring.own_block
-        if not ring.last or way == _OWN:
+        if not ring.last or way == OWN:
             return *self._attend_own(found, way, of, own), self._no_keys()
         own = self._own_keys(of)
         block = self._sent(way, of, own)
@@ -304,7 +306,7 @@ class PackedRing:
         merged, block = ring.for_hops(1, ring.last, step, (merged, block))
         merged = hop(merged, block, ring.last)
         out, lse = map(queries.over, (out, lse), merged)
-        return out, lse, block if way == _SOME else self._no_keys()
+        return out, lse, block if way == SOME else self._no_keys()
 
     def _attend_own(self, found, way, of, block: Keys):
         hop = self.ring.hop(block, 0)
@@ -334,10 +336,11 @@ class PackedRing:
             found, way, of, ways, lambda: add(unpacked(self.ring.hop(block, distance)))
         )
 
-    def _differentiate(self, saved: Saved, few: Keys, found, way, of: _Packed):
+    def _differentiate(self, saved: Saved, sent_last: Keys, found, way, of: _Packed):
+        of = self._read(of)
         ring, dtype, sums = self.ring, self.inputs.query.dtype, self.ring.own.sum_dtype
         own = ring.own_block
-        if not ring.last or way == _OWN:
+        if not ring.last or way == OWN:
             return self._own_gradients(found, way, of, saved, own)
         queries, sent = self._queries(way, of), self._keys(way, of, ring.call.rank())
         part = jax.tree.map(queries.of, saved)
@@ -359,7 +362,7 @@ class PackedRing:
             return total, jax.tree.map(jnp.add, following, added), block
 
         last = ring.last
-        block = few if way == _SOME else self._last(self._sent(way, of, own))
+        block = sent_last if way == SOME else self._last(self._sent(way, of, own))
         if last > 1:
             arriving = ring.start(block, -ring.shift(last - 1))
             total, grads = hop(ring.then(arriving, block), ring.distance_at(last))

@@ -10,6 +10,7 @@ import split
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.ring_attention import ring_attention
+from jaxcomm.attention.table import width
 
 
 def lower_ring(
@@ -22,6 +23,7 @@ def lower_ring(
     mesh=None,
     axis_names=None,
     ids=False,
+    table=False,
     grads=False,
     **options,
 ):
@@ -32,7 +34,7 @@ def lower_ring(
       shape: of the queries.
       key_heads: of keys and values.
       dtype, schedule, length, mesh, axis_names: of the call.
-      ids: whether there are segment ids.
+      ids, table: whether there are segment ids, and what reorder knows of them.
       grads: whether gradients are computed.
       options: of ring_attention, whose collectives are XLA's: those lower anywhere.
     """
@@ -40,9 +42,9 @@ def lower_ring(
     layout = Layout(schedule, 4, length or shape[1])
     options = {"is_causal": True, "backend": "xla", "strategy": "ring"} | options
 
-    def local(query, key, value, segments):
+    def local(query, key, value, segments, numbers):
         of = segments if ids else None
-        tokens = Tokens(layout, TRUSTED, of)
+        tokens = Tokens(layout, TRUSTED, of, numbers if table else None)
         return ring_attention(query, key, value, "context", tokens, **options)
 
     names = axis_names or set(mesh.axis_names)
@@ -56,7 +58,8 @@ def lower_ring(
     key = jax.ShapeDtypeStruct((*shape[:2], key_heads, shape[3]), dtype)
     segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
     traced = jax.jit(jax.grad(loss, (0, 1, 2)) if grads else run)
-    traced = traced.trace(query, key, key, segments)
+    numbers = jax.ShapeDtypeStruct((shape[0], 4 * width(4)), jnp.int32)
+    traced = traced.trace(query, key, key, segments, numbers)
     return traced.lower(lowering_platforms=platforms or ("cuda",))
 
 

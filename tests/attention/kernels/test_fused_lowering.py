@@ -122,6 +122,24 @@ def test_auto_is_the_ring_where_a_kernel_serves_no_other(lower):
         text(dtype=jnp.float32, **auto, **CUDNN)
 
 
+def test_nobody_looks_at_documents_that_came_with_a_table(lowered, monkeypatch):
+    """All ranks know what each sees: nothing is sent before a way is taken."""
+    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
+
+    def count(table):
+        shapes = {"shape": (1, 4096, 8, 64), "mesh": _on_gpus(4), "ids": True}
+        program = lowered(**shapes, implementation="flash", grads=True, table=table)
+        return starts.outside_of_branches(program)
+
+    looked, known = count(False), count(True)
+    assert looked["all_reduce"] == 1
+    assert not any(known[x] for x in ("all_reduce", "all_gather", "while", "sort"))
+    # One each way.
+    assert looked["case"] == known["case"] == 2
+    # Of the ids that a rank holds.
+    assert known["reduce"] <= 4 < looked["reduce"] / 4
+
+
 def test_tiles_of_a_rare_branch_do_not_choose_how_arrays_lie(lowered, monkeypatch):
     """Else XLA moves what FlashAttention takes and returns, to their order and back."""
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)
