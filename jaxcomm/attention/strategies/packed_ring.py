@@ -99,10 +99,12 @@ class PackedRing:
         table = Table.of(of.table, self.ring.call.size)
         begin, key, end = (self._in_rows(table.own[:, i], 0) for i in range(3))
         own = sequences.of_documents(begin, key, end, self._tokens, self._tokens)
-        seen = [self._in_rows(table.seen[:, :, i], 1) for i in range(4)]
+        first, stop, key_first, key_stop = (
+            self._in_rows(table.seen[:, :, i], 1) for i in range(4)
+        )
         row = jnp.arange(self.shape[0], dtype=jnp.int32)
-        row = jnp.repeat(row, seen[0].shape[1] // len(row))
-        seen = Seen(*seen, jnp.broadcast_to(row, seen[0].shape))
+        row = jnp.broadcast_to(jnp.repeat(row, first.shape[1] // len(row)), first.shape)
+        seen = Seen(first, stop, key_first, key_stop, row)
         places = self._places(self._bounds(table))
         return _Packed(own, seen, *places, self._every_piece(table), of.is_right)
 
