@@ -25,9 +25,9 @@ def mesh_of(devices) -> Any:
     return types.SimpleNamespace(**about)
 
 
-def lowered_for(mesh):
+def lowered_for(mesh, lane=None):
     partition = replica_groups.partition(replica_groups.grid_of(mesh), ("i",))
-    return for_lowering(mesh, partition, None, None)
+    return for_lowering(mesh, partition, lane, None)
 
 
 @pytest.mark.parametrize("backend", [None, "host"])
@@ -42,6 +42,20 @@ def test_devices_of_equal_ids_on_another_platform_are_other_devices(
     )
     found = lowered_for(mesh_of(gpus))
     assert (found.platform, found.transport) == ("gpu", "xla: there is none")
+
+
+def test_an_outer_block_also_has_the_keys_of_an_inner_one(make_mesh):
+    with cache.used_here() as outer, cache.used_here() as inner:
+        member = lowered_for(make_mesh(i=2))
+    assert outer == inner == {member.key}
+
+
+def test_a_program_takes_what_init_chose_for_its_lane(make_mesh):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, lanes=("default", "other"), backend="host")
+    jaxcomm.init(mesh, lanes="portable", backend="xla")
+    chosen = [lowered_for(mesh, lane).backend for lane in ("other", "portable")]
+    assert chosen == ["host", "xla"]
 
 
 def test_choices_of_a_mesh_are_equal_while_init_chooses_the_same(make_mesh):

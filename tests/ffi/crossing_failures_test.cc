@@ -123,15 +123,21 @@ TEST(processes_that_wait_for_each_other_are_told_once_both_stand_still) {
       first.Begin(0);
       second.Begin(1);
       // While one of them may come, nobody is told.
-      for (int process : {0, 1}) {
-        still[process] = true;
+      // The first of those that stand still tells: it did not stand still before.
+      for (int process : {1, 0}) {
         still[1 - process] = false;
+        look();
+        CHECK_TRUE(Until([&] {  // whoever goes on takes back that it stood still
+          return !processes.set(0)->arena().process(1 - process).stands_still.load();
+        }));
+        if (Failures() > 0) return;
+        still[process] = true;
         // The first time, perhaps before the other has said what it lacks.
         look();
         look();
         CHECK_TRUE(!first.outcomes[0].done() && !second.outcomes[1].done());
       }
-      still[0] = true;
+      still[1] = true;
       look();
       const std::string told = first.End(0);
       CHECK_CONTAINS(told, "s for rank 1. Process 1 waits in " + collective + "(");

@@ -23,8 +23,8 @@ def address():
 
 @pytest.fixture
 def start(address):
-    """Gives ``start(host)``: the link of a launcher; closes it."""
-    made = []
+    """Gives ``start(host)``: the link of a launcher; closes it, and all that it has."""
+    made, before = [], os.listdir("/proc/self/fd")
 
     def start_one(host, hosts=3):
         options = Options(2, "x", hosts=hosts, host=host, coordinator=address)
@@ -34,6 +34,7 @@ def start(address):
     yield start_one
     for each in reversed(made):
         each.close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.fixture
