@@ -13,6 +13,9 @@ from team import starting
 
 import jaxcomm
 from jaxcomm._built import _ffi
+from jaxcomm.diagnostics import record
+from jaxcomm.diagnostics.findings import MISMATCH
+from jaxcomm.diagnostics.merge import merge
 from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.multiprocess
@@ -414,6 +417,10 @@ def test_processes_that_call_different_things_all_hear_who_is_odd(start):
     for outcome in outcomes:
         assert "JAXCOMM_CHECK: ranks disagree: rank 1 calls psum(" in outcome["text"]
         assert "where rank 0 calls all_gather(" in outcome["text"]
+    told = processes.ask("answer = jaxcomm.flight_record().to_json()")
+    (finding,) = merge(map(record.parse, told)).findings
+    assert finding.kind == MISMATCH
+    assert ") where rank 0 (process 0, cpu:0) ran all_gather(" in finding.text
 
 
 def test_no_process_stops_nccl_before_the_others_have_poisoned_their_results(start):

@@ -199,8 +199,8 @@ def main():
             now = waiting.time_of_day()
             say(f"the next step is done {now - raised:.3f} s after the error")
             # One that stops later is waited for once more.
-            is_soon = now - struck < DONE_SECONDS or not is_gpu or second is not None
-            verdict("goes on in time", is_soon, f"({now - struck:.3f} s)")
+            is_soon = now - raised < DONE_SECONDS or not is_gpu or second is not None
+            verdict("goes on in time", is_soon, f"({now - raised:.3f} s)")
     found = np.asarray(params.addressable_shards[0].data)
     wanted = expected_after([range(count)] * LOST + [left] * (STEPS - LOST))
     verdict("right after more steps", bool(np.all(found == wanted)), f"({found[0]})")

@@ -27,9 +27,11 @@ Status CallCheck::Compare(const Call& call, LocalRank& rank) {
     is_refused = false;
     return Announce(call, rank);
   });
-  if (is_refused) return parts_.health.FailCall(call, rank.facts, status);
   if (status.success()) status = FindOddRanks(rank.facts);
   if (status.success()) return status;
+  // Before the failure writes the record: those of all ranks tell who differs.
+  rank.queue.Refuse(call);
+  if (is_refused) return parts_.health.FailCall(call, rank.facts, status);
   return parts_.health.FailBy(
       call, rank.facts,
       Status(ErrorCode::kInvalidArgument, std::string(status.message())));
