@@ -100,6 +100,8 @@ def run():
             reached["step"] = state["step"]
             grown, state = jaxcomm.grow(mesh, "i", state, wait=waiting.HANG_SECONDS)
             if program is None or grown is not mesh:
+                poison = jaxcomm.CommPolicy(on_failure="poison")
+                jaxcomm.init(grown, policy=poison)
                 mesh, program = grown, over(grown, advanced)
             end_at(str(state["step"]))
             total = program(state["total"], put(mesh, state["step"]))
