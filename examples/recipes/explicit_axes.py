@@ -65,10 +65,14 @@ def main():
     with jax.set_mesh(mesh):
         params = make_params(jax.random.key(0))
         batch = jax.reshard((words[:, :-1], words[:, 1:]), ROWS)
-        step = jax.jit(jax.value_and_grad(lambda *x: loss_of(*x, attend, jax.P)))
+        step = jax.jit(
+            jax.value_and_grad(lambda p, x, y: loss_of(p, x, y, attend, jax.P))
+        )
         loss, gradients = step(params, *batch)
     whole = jax.device_get(params)
-    step = jax.jit(jax.value_and_grad(lambda *x: loss_of(*x, alone, lambda *_: None)))
+    step = jax.jit(
+        jax.value_and_grad(lambda p, x, y: loss_of(p, x, y, alone, lambda *_: None))
+    )
     expected, wanted = step(whole, words[:, :-1], words[:, 1:])
     errors = jax.tree.map(
         lambda a, b: abs(jax.device_get(a) - b).max(), gradients, wanted

@@ -32,7 +32,7 @@ class SSD(StateKernel):
             dt_bias=none, dt_min=1, dt_max=1, return_final_states=True,
             initial_states=jnp.swapaxes(state, -1, -2)[:, None],
         )  # fmt: skip
-        return rows.scale * out, jnp.swapaxes(state, -1, -2)
+        return rows.scale * out, jnp.swapaxes(jnp.asarray(state), -1, -2)
 
 
 def gradients(size, kernel, batch, ids):

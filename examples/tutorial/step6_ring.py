@@ -126,4 +126,5 @@ for i in range(20):
     params, loss = run(params, *jax.device_put((batch, tokens), rows))
     if i in (0, 9, 19):
         print(f"step {i + 1}: loss {loss:.3f}")
-print(jaxcomm.collectives_of(run.lower(params, batch, tokens).compile()))
+    if i == 19:
+        print(jaxcomm.collectives_of(run.lower(params, batch, tokens).compile()))

@@ -2,6 +2,7 @@
 // nobody hangs, no number leaves that is not right, and nothing stays open.
 #include <cmath>
 #include <functional>
+#include <list>
 #include <map>
 #include <set>
 
@@ -71,7 +72,9 @@ Outcome RunRank(Communicator& communicator, const Kind& kind, CallSite* site,
 
 // Returns whether a call failed.
 bool Fail(const Kind& kind, int after) {
-  // A stream of the communicator's may still be at them after a start that failed.
+  // A stream of the communicator's may still be at them after a start that failed, and
+  // nothing tells this thread when it is done. So they stay.
+  static auto& buffers = *new std::list<std::vector<float>>;
   std::vector<float> operands[2], results[2];
   auto communicator = Make(kind.options);
   const auto site = kind.site();
@@ -89,6 +92,9 @@ bool Fail(const Kind& kind, int after) {
     operands[rank] = std::move(part.operand);
     results[rank] = std::move(part.result);
   });
+  for (auto* vectors : {operands, results}) {
+    for (int rank = 0; rank < 2; ++rank) buffers.push_back(std::move(vectors[rank]));
+  }
   const bool failed = TheFake().forget_faults() == 0;
   bool is_told = false;
   const std::string what = StrCat("call ", after, " of ", kind.name);
