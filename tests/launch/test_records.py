@@ -3,7 +3,7 @@ import os
 import pytest
 
 import jaxcomm
-from jaxcomm.diagnostics.merge import merge_files
+from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.launch import records
 
 WRITES = """
