@@ -344,6 +344,8 @@ class PackedRing:
         own = ring.own_block
         if not ring.last or way == OWN:
             return self._own_gradients(found, way, of, saved, own)
+        # Whatever the queries of wrong tokens add to the gradients of others is NaN.
+        saved = saved._replace(lse=poison_unless(of.is_right, saved.lse))
         queries, sent = self._queries(way, of), self._keys(way, of, ring.call.rank())
         part = jax.tree.map(queries.of, saved)
 
@@ -384,7 +386,7 @@ class PackedRing:
             return window.over(x, window.of(x).astype(sums) + added.astype(sums))
 
         keys = [add(sent, x, y) for x, y in zip(keys, following, strict=True)]
-        return Grads(add(queries, query, total), *keys)
+        return poison_unless(of.is_right, Grads(add(queries, query, total), *keys))
 
     def _own_gradients(self, found, way, of, saved: Saved, block: Keys):
         hop = self.ring.hop(block, 0)
