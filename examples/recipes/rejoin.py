@@ -82,7 +82,9 @@ def train(mesh):
             mesh = jaxcomm.shrink(mesh, "data", timeout=SECONDS)
             step, must_agree = None, True
     again = ", started again" if AGAIN else ""
-    print(f"process {jax.process_index()}{again}: last loss {state['loss'].hex()}")
+    # In one piece, beside what others print.
+    text = f"process {jax.process_index()}{again}: last loss {state['loss'].hex()}\n"
+    print(text, end="", flush=True)
 
 
 def run(*words):

@@ -377,7 +377,8 @@ def natural_ids(ids, lengths, numbers, what: str, whose: str = ""):
             )
         found.append(None if x is None else x.astype(np.int32))
     ids, lengths = found
-    is_known = all(isinstance(x, (np.ndarray, type(None))) for x in (*found, numbers))
+    known = np.ndarray, np.generic, type(None)
+    is_known = all(isinstance(x, known) for x in (*found, numbers))
     xp = np if is_known else jnp
     ids = xp.zeros(shape, np.int32) if ids is None else xp.broadcast_to(ids, shape)
     if not is_known:

@@ -38,7 +38,8 @@ def test_every_public_collective_has_a_case():
     }
     assert {"psum", "pbarrier", "psum_start"} <= found
     starts = {f"{n}_start" for n, case in catalogue.FUNCTIONS.items() if case.starts}
-    assert found == set(catalogue.FUNCTIONS) | starts
+    # It is called outside of programs.
+    assert found - {"grow"} == set(catalogue.FUNCTIONS) | starts
 
 
 @pytest.mark.parametrize(

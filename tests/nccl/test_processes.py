@@ -420,7 +420,7 @@ def test_processes_that_call_different_things_all_hear_who_is_odd(start):
     told = processes.ask("answer = jaxcomm.flight_record().to_json()")
     (finding,) = merge(map(record.parse, told)).findings
     assert finding.kind == MISMATCH
-    assert ") where rank 0 (process 0, cpu:0) ran all_gather(" in finding.text
+    assert "rank 0 (process 0, cpu:0) ran all_gather(" in finding.text
 
 
 def test_no_process_stops_nccl_before_the_others_have_poisoned_their_results(start):

@@ -93,10 +93,11 @@ def test_in_plain_jit_a_mesh_of_three_axes_has_a_kernel():
     x = jax.ShapeDtypeStruct((4, 32, 4, 64), jnp.bfloat16)
 
     def loss(x):
-        out = jaxcomm.dot_product_attention(
-            x, x, x, mesh=mesh, axis_name="context", batch_axes="data",
-            head_axes="model", is_causal=True, backend="xla", strategy="ring",
-        )  # fmt: skip
+        with jaxcomm.using(backend="xla"):
+            out = jaxcomm.dot_product_attention(
+                x, x, x, mesh=mesh, axis_name="context", batch_axes="data",
+                head_axes="model", is_causal=True, strategy="ring",
+            )  # fmt: skip
         return out.astype(jnp.float32).sum()
 
     for program in (loss, jax.grad(loss)):
