@@ -15,7 +15,7 @@ from jaxcomm.errors import CommunicatorError
 
 # A process that ends early takes its collectives from the others, which then report a
 # failure. A collective that hangs must not delay the end. So there are two bounds: on
-# the time in which no collective ends, and on all of it.
+# the time in which collectives wait and none ends, and on all of it.
 _MOST_SECONDS = 2.0
 _MOST_SECONDS_OF_PROGRESS = 30.0
 _LOOK_SECONDS = 0.005
@@ -35,7 +35,7 @@ def wait_for_work(
 
     Args:
       members: the live communicators. Those within the process are skipped.
-      most_seconds: how long to wait while no collective ends.
+      most_seconds: how long to wait while collectives are in flight and none ends.
 
     Returns:
       Whether all is done. False at once after an exception that nobody caught: the
@@ -55,9 +55,11 @@ def wait_for_work(
             return False
         stats = [member.stats() for member in members]
         calls = [each["calls"] for each in stats]
-        is_busy = calls != seen or any(each["in_flight"] for each in stats)
-        quiet = 0 if is_busy or _is_computing() else quiet + 1
-        if calls != seen:
+        waits = any(each["in_flight"] for each in stats)
+        is_computing = _is_computing()
+        quiet = 0 if calls != seen or waits or is_computing else quiet + 1
+        # What computes and waits for nobody comes to its next collective.
+        if calls != seen or (is_computing and not waits):
             deadline = now + most_seconds
         seen = calls
         time.sleep(_LOOK_SECONDS)

@@ -74,8 +74,23 @@ def test_it_waits_for_arrays_that_are_not_computed_and_for_no_deleted_one(monkey
     monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: arrays)
     found = member()
     assert shutdown.wait_for_work([found], 30)
-    # Nothing is known at the first look, so that it counts for none.
-    assert found.looked == 1 + 3 + QUIET_LOOKS
+    assert found.looked == 3 + QUIET_LOOKS
+
+
+def test_it_waits_longer_for_a_program_that_computes_and_waits_for_nobody(
+    monkeypatch, clock
+):
+    looks = iter([False] * 2000)
+    array = types.SimpleNamespace(is_ready=lambda: next(looks, True))
+    monkeypatch.setattr(shutdown.jax, "live_arrays", lambda platform: [array])
+    # Then it comes to a collective in which it waits.
+    found = member(looks=[0] * 1000 + [1] * 10)
+    assert shutdown.wait_for_work([found], 1)
+    assert sum(clock.slept) > 9
+    looks = iter([False] * 100_000)
+    assert not shutdown.wait_for_work([member(looks=[1] * 100_000, ends=False)], 1.5)
+    assert not shutdown.wait_for_work([member()], 1.5)
+    assert sum(clock.slept) < 9 + 1.5 + 31 + 2
 
 
 @pytest.mark.parametrize("why", ["it stays in the process", "an exception"])
