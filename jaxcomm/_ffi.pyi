@@ -169,9 +169,6 @@ def fail_worlds(reason: str) -> None:
     Fails the communicators of NCCL that span processes: another process failed.
     """
 
-def suspend(key: int, suspend: bool) -> None:
-    """Has NCCL give a communicator's device memory back, or take it again."""
-
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 

@@ -157,10 +157,6 @@ void FailWorlds(const std::string& reason) {
   ProcessFailure::Get().FailAllElsewhere(reason);
 }
 
-void Suspend(int64_t key, bool suspend) {
-  WithoutGil([&] { return FindNccl(key)->SetSuspended(suspend); });
-}
-
 }  // namespace
 
 const NcclLibrary& Nccl() {
@@ -179,7 +175,6 @@ void AddNcclStats(const Communicator& communicator, nb::dict& stats) {
   stats["copied_calls"] = found.copied_calls;
   stats["one_shot_calls"] = found.one_shot_calls;
   stats["device_sized_calls"] = found.device_sized_calls;
-  stats["is_suspended"] = found.is_suspended;
   stats["one_shot"] = found.one_shot;
   stats["copies"] = found.copies;
   stats["device_sizes"] = found.device_sizes;
@@ -249,8 +244,6 @@ void BindNccl(nb::module_& m) {
         "Ends this process with a message, flight records and status 70.");
   m.def("fail_worlds", &FailWorlds, nb::arg("reason"),
         "Fails the communicators of NCCL that span processes: another process failed.");
-  m.def("suspend", &Suspend, nb::arg("key"), nb::arg("suspend"),
-        "Has NCCL give a communicator's device memory back, or take it again.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
 }

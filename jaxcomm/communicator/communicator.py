@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 
 from jaxcomm._built import _ffi
 from jaxcomm.communicator.backends.backend import CommunicatorSpec, Connection
-from jaxcomm.errors import CommunicatorError
 
 
 class Communicator:
@@ -100,8 +99,7 @@ class Communicator:
             or ``"no: "`` and why;
           * ``copies``: likewise whether copy engines move what only moves;
           * ``device_sizes``: likewise whether its GPUs read the sizes of
-            ``ragged_all_to_all``;
-          * ``is_suspended``: whether :meth:`suspend` gave its device memory back.
+            ``ragged_all_to_all``.
 
         Example:
           >>> (communicator,) = jaxcomm.init(mesh, "context")
@@ -115,7 +113,7 @@ class Communicator:
             "symmetric_calls": 0, "copied_calls": 0, "one_shot_calls": 0,
             "device_sized_calls": 0, "one_shot": "", "copies": "",
             "device_sizes": "",
-            "is_suspended": False, **found,
+            **found,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -126,55 +124,6 @@ class Communicator:
         ``axis_index_groups``; ``jax.clear_caches()`` has JAX compile programs again.
         """
         self._end(self)
-
-    @property
-    def suspended(self) -> bool:
-        """Whether :meth:`suspend` gave its device memory back."""
-        return bool(self.stats()["is_suspended"])
-
-    def suspend(self) -> None:
-        """Give its device memory back until :meth:`resume`; every process calls it.
-
-        Call ``jax.block_until_ready`` on the results of programs first. Suspending
-        waits for operations under way. Operations that begin later fail, also those of
-        a program that was called before and has yet to run. Suspending twice is
-        harmless.
-
-        Raises:
-          CommunicatorError: if it is closed, not of the ``nccl`` backend, shares its
-            memory (``CommPolicy(share=False)`` makes one that does not), NCCL is older
-            than 2.29.7 or refuses, or the other processes do not come within
-            ``timeout`` seconds, which ends the communicator.
-
-        Example:
-          >>> (communicator,) = jaxcomm.init(mesh, "context", backend="host")
-          >>> communicator.suspend()
-          Traceback (most recent call last):
-          jaxcomm.errors.CommunicatorError: suspend: ... is of the 'host' backend; ...
-        """
-        self._suspend(True)
-
-    def resume(self) -> None:
-        """Take the memory that :meth:`suspend` gave back; every process calls it.
-
-        Raises:
-          CommunicatorError: as :meth:`suspend` does.
-        """
-        self._suspend(False)
-
-    def _suspend(self, suspend: bool) -> None:
-        what = "suspend" if suspend else "resume"
-        backend = self.spec.backend
-        state = "closed" if self.closed else backend.suspension_refusal(self.connection)
-        if state is not None:
-            raise CommunicatorError(
-                f"{what}: the communicator over axes {self.axes} (lane {self.lane!r}) "
-                f"is {state}; live ones of the 'nccl' backend can be suspended"
-            )
-        try:
-            _ffi.suspend(self.key, suspend)
-        except RuntimeError as error:
-            raise CommunicatorError(f"{what}: {error}") from None
 
     def __enter__(self) -> "Communicator":
         """Return itself; the end of the ``with`` block closes it."""

@@ -118,7 +118,7 @@ class CommPolicy:
         go on. It launches one more small kernel for each operation. If processes share
         the communicator, none stops NCCL before all others have poisoned their results
         or have ended. If one does not answer within ten seconds, such as a process that
-        is suspended, the others end with status 70.
+        is stopped, the others end with status 70.
 
         ``"exit"``: the process ends with a message and status 70, after it wrote its
         flight record.

@@ -97,11 +97,7 @@ class Communicators(Sequence[Communicator]):
                 str(sum(stats["calls"].values())) if member.is_ours else "in XLA",
                 text_table.size(stats["bytes"]) if member.is_ours else "in XLA",
                 text_table.size(stats["host_bytes"] + stats["device_bytes"]),
-                "closed"
-                if member.closed
-                else "suspended"
-                if stats["is_suspended"]
-                else "live",
+                "closed" if member.closed else "live",
             )
 
     def __str__(self) -> str:

@@ -60,12 +60,12 @@ def test_every_backend_is_there_or_says_why_not(monkeypatch):
 
 
 def test_what_is_known_of_nccl_is_told(monkeypatch):
-    nccl = library.Library("/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommSuspend",))
+    nccl = library.Library("/lib/nccl", "2.28.9", 22809, "13.0", ("ncclCommMemStats",))
     monkeypatch.setattr(library, "load", lambda: nccl)
     row = by_name(software.backends())["nccl"]
     assert row.is_fine
     assert row.value["version_code"] == 22809
-    for text in ("2.28.9", "/lib/nccl", "13.0", "no, from 2.30.3", "ncclCommSuspend"):
+    for text in ("2.28.9", "/lib/nccl", "13.0", "no, from 2.30.3", "ncclCommMemStats"):
         assert text in row.text
 
 

@@ -230,13 +230,5 @@ TEST(what_is_sent_lies_in_symmetric_memory_at_both_ends_or_none) {
   }
 }
 
-TEST(a_suspended_communicator_copies_nothing) {
-  auto communicator = MakeCopying();
-  CHECK_OK(NcclOf(*communicator).SetSuspended(true));
-  const auto site = Swap();
-  CHECK_FAILS(Part(0, site.get()).Enqueue(*communicator),
-              "the communicator is suspended");
-}
-
 }  // namespace
 }  // namespace jaxcomm::testing

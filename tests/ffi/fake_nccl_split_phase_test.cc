@@ -186,8 +186,6 @@ TEST(closing_ends_what_a_rank_is_given_meanwhile_and_another_is_not) {
   });
   CHECK_TRUE(Until([] { return is_launching.load(); }));
   std::thread closes([&] { communicator->Abort(kClosed); });
-  // This waits for the thread that launches as well, until closing has given it up.
-  CHECK_FAILS(NcclOf(*communicator).SetSuspended(true), "closed");
   launched = true;
   launches.join();
   closes.join();
@@ -244,21 +242,6 @@ TEST(closing_ends_a_rank_that_waits_in_nccl_for_another) {
   CHECK_TRUE(Until([] { return Count("ncclGroupEnd") > 0; }));
   communicator->Abort(kClosed);
   waits.join();
-}
-
-TEST(suspending_waits_for_what_is_on_its_way) {
-  auto communicator = Make();
-  Swap swap;
-  Gate gate;
-  gate.Hold(swap.first.on.stream);
-  swap.Enqueue(*communicator);
-  TheFake().clear_trace();
-  std::thread suspends([&] { CHECK_OK(NcclOf(*communicator).SetSuspended(true)); });
-  LetOthersRun();
-  CHECK_EQ(Count("ncclCommSuspend"), 0);
-  gate.Open();
-  suspends.join();
-  CHECK_EQ(Count("ncclCommSuspend"), 2);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ import jaxcomm
 from jaxcomm.communicator.backends.nccl import devices, library
 
 LACKED_BY_ALL_BELOW_2_28 = {"ncclAlltoAll", "ncclGather", "ncclScatter",
-                            "ncclCommSuspend"}  # fmt: skip
+                            "ncclCommMemStats"}  # fmt: skip
 # Of NCCL 2.18 alone.
 LACKED_BY_2_18 = {"ncclMemAlloc", "ncclCommRegister", "ncclCommWindowRegister"}
 

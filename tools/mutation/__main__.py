@@ -31,7 +31,7 @@ RECORDED = [
         f"tests/nccl/test_{name}.py"
         for name in (
             *("calls", "policy", "communicators", "symmetric_memory", "library"),
-            *("collectives", "suspend", "failures"),
+            *("collectives", "failures"),
         )
     ],
     ["tests/test_config.py", "tests/diagnostics", "tests/test_export.py"],

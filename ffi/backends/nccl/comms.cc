@@ -140,21 +140,6 @@ Status Comms::Finish(nccl::Result result, nccl::Comm comm, const char* what,
   return WaitUntilReady(library_, {comm}, health_.WhileWell({seconds}), what);
 }
 
-Status Comms::CanSuspend() const {
-  const nccl::Api& api = library_.nccl;
-  if (api.CommSuspend != nullptr && api.CommResume != nullptr) return OkStatus();
-  return FailedPrecondition("NCCL ", library_.VersionText(),
-                            " cannot suspend a communicator; 2.29.7 and newer can");
-}
-
-Status Comms::Suspend(bool suspend) {
-  const nccl::Api& api = library_.nccl;
-  return InGroup(suspend ? "ncclCommSuspend" : "ncclCommResume", [&](LocalRank&,
-                                                                     nccl::Comm comm) {
-    return suspend ? api.CommSuspend(comm, nccl::kSuspendMemory) : api.CommResume(comm);
-  });
-}
-
 Status Comms::WaitForStreams() {
   for (const auto& rank : ranks_) {
     CurrentContext current(library_.cuda, rank->facts.context);

@@ -63,10 +63,6 @@ class Comms {
   // first use, which needs that rank's process.
   Status Finish(nccl::Result result, nccl::Comm comm, const char* what,
                 double seconds) const;
-  // Has NCCL give device memory back, or take it again. Requires that NCCL can, that
-  // nothing is in flight, and that nobody launches.
-  Status CanSuspend() const;
-  Status Suspend(bool suspend);
   // Waits for the ranks' own streams.
   Status WaitForStreams();
 

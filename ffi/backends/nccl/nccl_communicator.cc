@@ -103,8 +103,7 @@ Status NcclCommunicator::Connect() {
   const NcclPatience& patience = parts_.comms.patience();
   return RunGuarded(
       parts_.health, "the first use of " + NameOf(spec()), patience, [&]() -> Status {
-        ASSIGN_OR_RETURN(const LaunchLocks locks,
-                         LockAll(parts_.ranks, patience, /*wait_until_idle=*/false));
+        ASSIGN_OR_RETURN(const LaunchLocks locks, LockAll(parts_.ranks, patience));
         RETURN_IF_ERROR(parts_.comms.Connect());
         return engines_.Connect();
       });
@@ -156,9 +155,8 @@ void NcclCommunicator::Abort(const Status& reason) { parts_.health.Close(reason)
 
 CommunicatorStats NcclCommunicator::stats() const {
   CommunicatorStats stats = StatsOf(parts_.ranks);
-  stats.device_bytes =
-      engines_.device_bytes() +
-      (parts_.health.failed() ? memory_.at_first() : memory_.Now(is_suspended()));
+  stats.device_bytes = engines_.device_bytes() +
+                       (parts_.health.failed() ? memory_.at_first() : memory_.Now());
   stats.host_bytes = recorder().host_bytes();
   return stats;
 }
@@ -166,13 +164,9 @@ CommunicatorStats NcclCommunicator::stats() const {
 NcclStats NcclCommunicator::nccl_stats() const {
   using Kind = CallCounts::Kind;
   const CallCounts& counts = parts_.ranks[0]->queue.counts();
-  return {counts.of(Kind::kSymmetric),
-          counts.of(Kind::kCopied),
-          counts.of(Kind::kOneShot),
-          counts.of(Kind::kDeviceSized),
-          is_suspended(),
-          engines_.one_shot_text(),
-          engines_.copies_text(),
+  return {counts.of(Kind::kSymmetric), counts.of(Kind::kCopied),
+          counts.of(Kind::kOneShot),   counts.of(Kind::kDeviceSized),
+          engines_.one_shot_text(),    engines_.copies_text(),
           engines_.device_sizes_text()};
 }
 
@@ -188,9 +182,8 @@ ErrorOr<std::string> NcclCommunicator::Register(
   const auto found = std::make_shared<std::string>();
   RETURN_IF_ERROR(RunPatiently(
       "registering symmetric memory with ", [this, memory, found]() -> Status {
-        ASSIGN_OR_RETURN(
-            const LaunchLocks locks,
-            LockAll(parts_.ranks, parts_.comms.patience(), /*wait_until_idle=*/false));
+        ASSIGN_OR_RETURN(const LaunchLocks locks,
+                         LockAll(parts_.ranks, parts_.comms.patience()));
         *found = engines_.nccl().Register(*memory);
         return OkStatus();
       }));
@@ -202,26 +195,6 @@ ErrorOr<std::string> NcclCommunicator::Register(
 Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> call) {
   return jaxcomm::RunPatiently(parts_.health, shared_from_this(), what + NameOf(spec()),
                                parts_.comms.patience(), std::move(call));
-}
-
-Status NcclCommunicator::SetSuspended(bool suspended) {
-  return RunPatiently(suspended ? "suspending " : "resuming ", [=]() -> Status {
-    RETURN_IF_ERROR(parts_.comms.CanSuspend());
-    if (how_.settings.shares()) {
-      return FailedPrecondition(
-          NameOf(spec()),
-          " shares its memory with the mesh's, which NCCL does not suspend; make it "
-          "with CommPolicy(share=False)");
-    }
-    // Operations in flight come to their ends. Once there are none, none joins.
-    ASSIGN_OR_RETURN(
-        const LaunchLocks locks,
-        LockAll(parts_.ranks, parts_.comms.patience(), /*wait_until_idle=*/suspended));
-    if (is_suspended() == suspended) return OkStatus();
-    RETURN_IF_ERROR(parts_.comms.Suspend(suspended));
-    parts_.health.SetSuspended(suspended);
-    return OkStatus();
-  });
 }
 
 ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spec,

@@ -40,7 +40,6 @@ struct NcclStats {
   int64_t copied_calls = 0;        // done by copy engines
   int64_t one_shot_calls = 0;      // done by our kernel instead of NCCL
   int64_t device_sized_calls = 0;  // whose sizes no host read
-  bool is_suspended = false;
   // Whether that kernel does small sums, "yes" or "no: " and why.
   std::string one_shot;
   // Likewise whether copy engines move what only moves.
@@ -68,9 +67,6 @@ class NcclCommunicator final : public Communicator,
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
   ErrorOr<std::string> Register(const std::shared_ptr<SymmetricMemory>& memory);
-  // Gives device memory back, or takes it again, where NCCL can; every process calls
-  // this. Operations in between fail.
-  Status SetSuspended(bool suspended);
 
  private:
   Status PrepareRanks();
@@ -83,9 +79,6 @@ class NcclCommunicator final : public Communicator,
   Status Compare(const Call& call, LocalRank& rank);
   // Fails the communicator with an error of a library, for which others would wait.
   Status Told(const Call& call, const LocalRank& rank, const Status& status);
-  bool is_suspended() const {
-    return parts_.health.state() == Health::State::kSuspended;
-  }
   // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);
 

@@ -189,10 +189,6 @@ class Backend(abc.ABC):
         """
         return {}
 
-    def suspension_refusal(self, connection: Connection) -> str | None:
-        """Return what a communicator is that cannot be suspended, None if it can."""
-        return f"of the {self.name!r} backend"
-
     def target(self, spec: CommunicatorSpec, collective: str, is_start: bool) -> str:
         """Return the name of its custom calls of a collective, or of their starts."""
         return f"jaxcomm.{collective}{'.start' if is_start else ''}"

@@ -1,5 +1,5 @@
 // What a communicator holds: its turn among those that share resources, and memory of
-// its device, some of which it gives back while it is suspended.
+// its device.
 #include "tests/doubles/nccl/communicator.h"
 
 #include "tests/doubles/nccl/call.h"
@@ -11,9 +11,8 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 // Pretended: what a communicator with resources of its own takes from its device, and
-// how much of that a suspended one keeps; and what one that shares its parent's takes.
+// what one that shares its parent's takes.
 constexpr int64_t kOwnBytes = 100 * kMiB;
-constexpr int64_t kOwnPersistentBytes = 4 * kMiB;
 constexpr int64_t kSharedBytes = 1 * kMiB;
 
 }  // namespace
@@ -44,14 +43,12 @@ void Resources::Abort() {
   changed_.notify_all();
 }
 
-void Resources::Count(const Bytes& more) {
+void Resources::Count(int64_t more) {
   std::lock_guard<std::mutex> lock(mutex_);
-  bytes_.suspendable += more.suspendable;
-  bytes_.persistent += more.persistent;
-  bytes_.members += more.members;
+  bytes_ += more;
 }
 
-Resources::Bytes Resources::bytes() {
+int64_t Resources::bytes() {
   std::lock_guard<std::mutex> lock(mutex_);
   return bytes_;
 }
@@ -63,21 +60,19 @@ void Communicator::SetState(nccl::Result result, const std::string& text) {
 }
 
 nccl::Result Communicator::Occupy() {
-  const int64_t bytes = shares ? kSharedBytes : kOwnBytes;
-  if (!Reserve(device, bytes)) return CudaFailure(cuda::kOutOfMemory);
+  const int64_t taken = shares ? kSharedBytes : kOwnBytes;
+  if (!Reserve(device, taken)) return CudaFailure(cuda::kOutOfMemory);
   std::lock_guard<std::mutex> lock(mutex);
-  persistent_bytes = shares ? kSharedBytes : kOwnPersistentBytes;
-  suspendable_bytes = bytes - persistent_bytes;
-  resources->Count({suspendable_bytes, persistent_bytes, 1});
+  bytes = taken;
+  resources->Count(taken);
   return nccl::kSuccess;
 }
 
 void Communicator::Vacate() {
   std::lock_guard<std::mutex> lock(mutex);
-  if (persistent_bytes == 0) return;  // never took any
-  Release(device, persistent_bytes + (suspended ? 0 : suspendable_bytes));
-  resources->Count({-suspendable_bytes, -persistent_bytes, -1});
-  persistent_bytes = suspendable_bytes = 0;
+  Release(device, bytes);
+  resources->Count(-bytes);
+  bytes = 0;
 }
 
 Handles<nccl::Comm, Communicator>& Communicators() {
@@ -126,53 +121,16 @@ nccl::Result FindReady(nccl::Comm comm, std::shared_ptr<Communicator>* communica
 
 namespace jaxcomm::nccl {
 
-Result ncclCommSuspend(Comm comm, int flags) {
-  JAXCOMM_FAKE_CALL(kForbidden, "ncclCommSuspend", fake::Number(comm));
-  JAXCOMM_FAKE_FIND(communicator, comm);
-  if (flags != kSuspendMemory) {
-    return fake::Failure(kInvalidArgument, "ncclCommSuspend: unknown flags");
-  }
-  if (communicator->resources->bytes().members > 1) {
-    return fake::Failure(kInvalidUsage,
-                         "ncclCommSuspend: not supported with split_share");
-  }
-  std::lock_guard<std::mutex> lock(communicator->mutex);
-  if (communicator->suspended || communicator->outstanding != 0) {
-    return fake::Failure(kInvalidUsage,
-                         "ncclCommSuspend: suspended already, or in use");
-  }
-  communicator->suspended = true;
-  fake::Release(communicator->device, communicator->suspendable_bytes);
-  return kSuccess;
-}
-
-Result ncclCommResume(Comm comm) {
-  JAXCOMM_FAKE_CALL(kForbidden, "ncclCommResume", fake::Number(comm));
-  JAXCOMM_FAKE_FIND(communicator, comm);
-  std::lock_guard<std::mutex> lock(communicator->mutex);
-  if (!communicator->suspended) {
-    return fake::Failure(kInvalidUsage, "ncclCommResume: not suspended");
-  }
-  if (!fake::Reserve(communicator->device, communicator->suspendable_bytes)) {
-    return fake::CudaFailure(cuda::kOutOfMemory);
-  }
-  communicator->suspended = false;
-  return kSuccess;
-}
-
 Result ncclCommMemStats(Comm comm, MemStat stat, uint64_t* value) {
   JAXCOMM_FAKE_CALL(kAllowed, "ncclCommMemStats", fake::Number(comm));
   JAXCOMM_FAKE_FIND(communicator, comm);
   if (value == nullptr) return fake::Failure(kInvalidArgument, "value is null");
-  std::lock_guard<std::mutex> lock(communicator->mutex);
-  const fake::Resources::Bytes bytes = communicator->resources->bytes();
   // Nothing asks for the others.
-  if (stat == MemStat::kPersist || stat == MemStat::kTotal) {
-    *value = static_cast<uint64_t>(bytes.persistent +
-                                   (stat == MemStat::kTotal ? bytes.suspendable : 0));
-    return kSuccess;
+  if (stat != MemStat::kTotal) {
+    return fake::Failure(kInvalidArgument, "ncclCommMemStats: unknown statistic");
   }
-  return fake::Failure(kInvalidArgument, "ncclCommMemStats: unknown statistic");
+  *value = static_cast<uint64_t>(communicator->resources->bytes());
+  return kSuccess;
 }
 
 }  // namespace jaxcomm::nccl

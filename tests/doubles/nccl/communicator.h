@@ -25,13 +25,8 @@ class Resources {
   bool aborted() const { return aborted_; }
 
   // What the family holds of its device's memory: NCCL counts it together.
-  struct Bytes {
-    int64_t suspendable = 0;
-    int64_t persistent = 0;
-    int members = 0;
-  };
-  void Count(const Bytes& more);
-  Bytes bytes();
+  void Count(int64_t more);
+  int64_t bytes();
 
  private:
   std::mutex mutex_;
@@ -39,7 +34,7 @@ class Resources {
   uint64_t next_ = 0;
   uint64_t turn_ = 0;
   std::atomic<bool> aborted_{false};
-  Bytes bytes_;
+  int64_t bytes_ = 0;
 };
 
 struct Communicator {
@@ -61,7 +56,6 @@ struct Communicator {
   std::thread job;
 
   std::atomic<bool> finalized{false};
-  std::atomic<bool> suspended{false};
   // Operations must end now.
   bool Stopped() const {
     return resources->aborted() ||
@@ -76,8 +70,7 @@ struct Communicator {
   int64_t outstanding = 0;  // launches enqueued and not over
   int64_t running = 0;      // launches that streams are at now
   uint64_t graph = 0;       // the last that it is part of
-  int64_t suspendable_bytes = 0;
-  int64_t persistent_bytes = 0;
+  int64_t bytes = 0;
 
   void SetState(nccl::Result result, const std::string& text);
   // Takes the memory that it holds until it is destroyed.

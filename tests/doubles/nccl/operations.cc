@@ -64,10 +64,6 @@ nccl::Result Start(Operation operation, nccl::Comm comm, nccl::Stream stream) {
   operation.connects = call.connects();
   using nccl::kSuccess;
   JAXCOMM_FAKE_FIND(communicator, comm);
-  if (communicator->suspended) {
-    return Spoil(Failure(nccl::kInvalidUsage,
-                         std::string(name) + ": the communicator was suspended"));
-  }
   const nccl::Result result = Check(operation, *communicator);
   if (result != nccl::kSuccess) return Spoil(result);
   const std::shared_ptr<Stream> on = FindStream(stream, communicator->device);

@@ -33,7 +33,7 @@ nccl::Result Add(Communicator& communicator, const void* data, size_t bytes,
   }
   {
     std::lock_guard<std::mutex> lock(communicator.mutex);
-    communicator.persistent_bytes += kBytesOfOne;
+    communicator.bytes += kBytesOfOne;
   }
   Locked<Registrations> all;
   *handle = all->next++;
@@ -53,7 +53,7 @@ nccl::Result Remove(nccl::Comm comm, const void* handle) {
   all->of.erase(found);
   Release(communicator->device, kBytesOfOne);
   std::lock_guard<std::mutex> also(communicator->mutex);
-  communicator->persistent_bytes -= kBytesOfOne;
+  communicator->bytes -= kBytesOfOne;
   return nccl::kSuccess;
 }
 

@@ -54,18 +54,6 @@ Status Health::Broken() const {
   return DevicesAreStopped() ? DevicesStoppedError() : OkStatus();
 }
 
-Status Health::Refusal() const {
-  if (Status broken = Broken(); broken.failure()) return broken;
-  if (state() != State::kSuspended) return OkStatus();
-  return FailedPrecondition(
-      "the communicator is suspended; call its resume() in every process first");
-}
-
-void Health::SetSuspended(bool is_suspended) {
-  MutexLock lock(mutex_);
-  if (!failed()) state_ = is_suspended ? State::kSuspended : State::kLive;
-}
-
 NcclPatience Health::WhileWell(NcclPatience patience) const {
   patience.refusal = [this] { return Broken(); };
   patience.lost_peers = [this]() -> std::string {

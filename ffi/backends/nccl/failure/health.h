@@ -31,9 +31,8 @@ class Health final : public Watched {
  public:
   enum class State {
     kLive,
-    kSuspended,  // NCCL gave its memory back: refuses calls until it is live again
-    kStopping,   // closed: refuses calls, and NCCL's part ends in order
-    kFailed,     // refuses calls, and NCCL's part cannot end in order
+    kStopping,  // closed: refuses calls, and NCCL's part ends in order
+    kFailed,    // refuses calls, and NCCL's part cannot end in order
   };
 
   struct Policy {
@@ -65,9 +64,6 @@ class Health final : public Watched {
   Status failure() const;
   // Why nothing can come to its end: it has failed, or the devices are stopped.
   Status Broken() const;
-  // Why a call is refused now; OkStatus() if it is not.
-  Status Refusal() const;
-  void SetSuspended(bool is_suspended);
 
   bool has_poison() const { return poison_ != nullptr; }
   // Gives `stream` what poisons the results of a call, if that is the policy.

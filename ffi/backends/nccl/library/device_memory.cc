@@ -43,12 +43,11 @@ void DeviceMemory::End() {
                                  : std::max<int64_t>(0, after.used - before_.used);
 }
 
-int64_t DeviceMemory::Now(bool is_suspended) const {
-  if (shares_ && !is_suspended) return at_first_;
+int64_t DeviceMemory::Now() const {
+  if (shares_) return at_first_;
   int64_t bytes = 0;
-  const size_t accounted = comms_.AddBytes(
-      is_suspended ? nccl::MemStat::kPersist : nccl::MemStat::kTotal, &bytes);
-  return is_suspended || accounted == comms_.size() ? bytes : at_first_;
+  const size_t accounted = comms_.AddBytes(nccl::MemStat::kTotal, &bytes);
+  return accounted == comms_.size() ? bytes : at_first_;
 }
 
 }  // namespace jaxcomm

@@ -32,7 +32,7 @@ class DeviceMemory {
 
   // Bytes that NCCL holds for it. Where NCCL does not say: those it took at first.
   // Requires that it has not failed.
-  int64_t Now(bool is_suspended) const;
+  int64_t Now() const;
   int64_t at_first() const { return at_first_; }
 
  private:

@@ -81,11 +81,10 @@ struct Config {
   int graph_stream_ordering = kUndefined;
 };
 
-// The figures of ncclCommMemStats, in bytes.
-enum class MemStat : int { kSuspend = 0, kSuspended = 1, kPersist = 2, kTotal = 3 };
+// Of the figures of ncclCommMemStats, in bytes.
+enum class MemStat : int { kTotal = 3 };
 
 inline constexpr int kWindowSymmetric = 1;
-inline constexpr int kSuspendMemory = 1;
 
 // name, result, parameters. Those that every library since 2.18 has.
 #define JAXCOMM_NCCL_REQUIRED(F)                                                    \
@@ -120,9 +119,7 @@ inline constexpr int kSuspendMemory = 1;
   F(AlltoAll, Result, (const void*, void*, size_t, Type, Comm, Stream))     /* 2.28 */ \
   F(Gather, Result, (const void*, void*, size_t, Type, int, Comm, Stream))  /* 2.28 */ \
   F(Scatter, Result, (const void*, void*, size_t, Type, int, Comm, Stream)) /* 2.28 */ \
-  F(CommSuspend, Result, (Comm, int))                 /* 2.29.7 */                     \
-  F(CommResume, Result, (Comm))                       /* 2.29.7 */                     \
-  F(CommMemStats, Result, (Comm, MemStat, uint64_t*)) /* 2.29.7 */
+  F(CommMemStats, Result, (Comm, MemStat, uint64_t*))                       /* 2.29.7 */
 
 // The functions of one library, "nccl" left out of their names.
 struct Api {

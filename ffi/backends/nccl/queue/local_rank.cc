@@ -71,8 +71,7 @@ std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec
   return "";
 }
 
-ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
-                             bool wait_until_idle) {
+ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience) {
   LaunchLocks locks;
   RETURN_IF_ERROR(Wait(patience, "waiting for calls of other threads", [&] {
     bool has_all = true;
@@ -81,7 +80,6 @@ ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patien
       has_all = has_all && locks.back().owns_lock();
       rank->queue.Refresh();
     }
-    has_all = has_all && (!wait_until_idle || CountInFlight(ranks) == 0);
     if (!has_all) locks.clear();
     return has_all;
   }));

@@ -67,11 +67,9 @@ std::set<int64_t> Late(const LocalRanks& ranks);
 std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec);
 
 // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
-// may need one rank to go on before another. With `wait_until_idle`, nothing is in
-// flight then. Clang follows no set of locks.
+// may need one rank to go on before another. Clang follows no set of locks.
 using LaunchLocks = std::vector<std::unique_lock<TimedMutex>>;
-ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience,
-                             bool wait_until_idle);
+ErrorOr<LaunchLocks> LockAll(const LocalRanks& ranks, const NcclPatience& patience);
 
 // Returns the figures that come from the ranks alone.
 CommunicatorStats StatsOf(const LocalRanks& ranks);

@@ -123,12 +123,6 @@ class NcclBackend(Backend):
             "shared": communicators.shares(spec),
         }
 
-    def suspension_refusal(self, connection: Connection) -> str | None:
-        """Suspend what was split off by this package."""
-        if connection.world is None:
-            return "of groups of one"
-        return None
-
     def target(self, spec: CommunicatorSpec, collective: str, is_start: bool) -> str:
         """Those that XLA may record have handlers of their own."""
         name = super().target(spec, collective, is_start)
