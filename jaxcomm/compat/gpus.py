@@ -43,21 +43,22 @@ def why_none_serves(gpus: list) -> str | None:
     return None
 
 
-def why_not_arrays(hop, head_size: int) -> str | None:
-    """Say why a kernel of others cannot compute arrays like a hop's, or None."""
-    query, key, value = hop.query, hop.key, hop.value
+def why_not_arrays(hop, *head_sizes: int) -> str | None:
+    """Say why a kernel of others cannot compute arrays like a hop's, or None.
+
+    Args:
+      hop: its arrays need only shapes and dtypes.
+      head_sizes: those that the kernel sees, of keys and of values.
+    """
+    query, key = hop.query, hop.key
     if query.dtype.name not in _DTYPES:
         return f"it computes in {' and '.join(_DTYPES)}, and query is {query.dtype}"
-    if head_size > LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
-        return (
-            f"the head size is {head_size}, and it takes multiples of "
-            f"{_HEAD_SIZE_STEP} up to {LARGEST_HEAD_SIZE}"
-        )
-    if value.shape[3] != query.shape[3]:
-        return (
-            f"heads of keys have size {query.shape[3]} and those of values "
-            f"{value.shape[3]}"
-        )
+    for head_size in head_sizes:
+        if head_size > LARGEST_HEAD_SIZE or head_size % _HEAD_SIZE_STEP:
+            return (
+                f"the head size is {head_size}, and it takes multiples of "
+                f"{_HEAD_SIZE_STEP} up to {LARGEST_HEAD_SIZE}"
+            )
     if not query.size or not key.size:
         return f"there is nothing to compute (query {query.shape}, key {key.shape})"
     return None
@@ -143,13 +144,14 @@ def cudnn_forward(
 
     Args:
       query: (B, T, N, D) bfloat16 or float16.
-      key, value: (B, S, K, D) of the same dtype; K divides N.
+      key: (B, S, K, D) of the same dtype; K divides N.
+      value: (B, S, K, V) of the same dtype.
       scale: factor on the scores.
       is_causal: whether query i sees only keys 0 to i. Else it sees all.
       left: if causal, how many keys before its own a query sees. If None, all of them.
 
     Returns:
-      (out, lse): (B, T, N, D) in that dtype, and (B, N, T) float32, the natural
+      (out, lse): (B, T, N, V) in that dtype, and (B, N, T) float32, the natural
       logarithm of the sum of exp(scale * query . key).
     """
     operands = query, key, value

@@ -47,7 +47,9 @@ OPTIONS = {
     },
     "one key head": {"arrays": [(1, 8, 4, 64), (1, 8, 1, 64)]},
     "2 query heads on 4 ranks": {"arrays": [(1, 8, 2, 64)]},
-    "values of another size": {"arrays": [(1, 8, 4, 64), (1, 8, 4, 64), (1, 8, 4, 32)]},
+    "keys of 192 and values of 128": {
+        "arrays": [(1, 8, 4, 192), (1, 8, 4, 192), (1, 8, 4, 128)],
+    },
     "float32": {"dtype": jnp.float32},
     "a head size of 36": {"arrays": [(1, 8, 4, 36)]},
     "a head size of 512": {"arrays": [(1, 8, 4, 512)]},

@@ -1,6 +1,7 @@
 """Which kernel computes a hop: the first of a list that can; and which did."""
 
 import functools
+import logging
 import re
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block
 from jaxcomm.compat import gpus
 
+_logger = logging.getLogger("jaxcomm.attention")
 # In the order of choice. The last computes everything.
 KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, PALLAS, XLA)
 # Operations of a hop are named after it and the kernel: see `kernels_of`.
@@ -137,7 +139,7 @@ def select(hop: Hop) -> Kernel:
     """Return the kernel of a hop that is being lowered for ``hop.platform``.
 
     Warns where XLA's tiles are what is left on a GPU, and once of a faster kernel that
-    is not installed.
+    is not installed. Else it logs once why none before it was chosen.
     """
     refused = list(hop.refused)
     for kernel in hop.kernels:
@@ -145,8 +147,9 @@ def select(hop: Hop) -> Kernel:
         if reason is None:
             if dict(refused).get(FLASH.name, "") == library.missing():
                 _tell_of_flash(library.install_line())
-            if kernel == XLA and refused and hop.platform == "cuda" and gpus.local():
-                _warn_of_tiles(tuple(refused))
+            if refused and hop.platform == "cuda" and gpus.local():
+                say = _warn_of_tiles if kernel == XLA else _log_choice
+                say(kernel.name, " ".join(f"Not {n!r}: {why}." for n, why in refused))
             return kernel
         refused.append((kernel.name, reason))
     raise _refusal(refused)
@@ -215,11 +218,15 @@ def _tell_of_flash(install_line: str) -> None:
 
 
 @functools.cache
-def _warn_of_tiles(refused) -> None:
-    reasons = ". ".join(f"Not {name!r}: {reason}" for name, reason in refused)
+def _log_choice(name: str, reasons: str) -> None:
+    _logger.info("ring_attention: %r computes this. %s", name, reasons)
+
+
+@functools.cache
+def _warn_of_tiles(name: str, reasons: str) -> None:
     warnings.warn(
         "ring_attention: XLA computes this tile by tile, many times slower than a "
-        f"kernel. {reasons}. Pass implementation='xla' if that is meant.",
+        f"kernel. {reasons} Pass implementation={name!r} if that is meant.",
         RuntimeWarning,
         stacklevel=2,
     )

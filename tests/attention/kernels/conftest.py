@@ -17,6 +17,7 @@ def lower_ring(
     *platforms,
     shape=(2, 24, 4, 64),
     key_heads=2,
+    value_size=None,
     dtype=jnp.bfloat16,
     schedule="zigzag",
     length=None,
@@ -33,6 +34,7 @@ def lower_ring(
       platforms: of the program.
       shape: of the queries.
       key_heads: of keys and values.
+      value_size: of values, if it is another.
       dtype, schedule, length, mesh, axis_names: of the call.
       ids, table: whether there are segment ids, and what reorder knows of them.
       grads: whether gradients are computed.
@@ -55,11 +57,14 @@ def lower_ring(
         return sum(x.astype(jnp.float32).sum() for x in results)
 
     query = jax.ShapeDtypeStruct(shape, dtype)
-    key = jax.ShapeDtypeStruct((*shape[:2], key_heads, shape[3]), dtype)
+    key, value = (
+        jax.ShapeDtypeStruct((*shape[:2], key_heads, size), dtype)
+        for size in (shape[3], value_size or shape[3])
+    )
     segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
     traced = jax.jit(jax.grad(loss, (0, 1, 2)) if grads else run)
     numbers = jax.ShapeDtypeStruct((shape[0], 4 * width(4)), jnp.int32)
-    traced = traced.trace(query, key, key, segments, numbers)
+    traced = traced.trace(query, key, value, segments, numbers)
     return traced.lower(lowering_platforms=platforms or ("cuda",))
 
 

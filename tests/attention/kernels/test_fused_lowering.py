@@ -71,6 +71,32 @@ def test_the_gradient_of_the_residual_takes_wider_heads(lower):
         lower(grads=True, **options)
 
 
+LATENT = {"shape": (2, 24, 4, 192), "value_size": 128}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"schedule": "striped"},
+        {"strategy": "all_gather", "is_causal": False},
+        {"strategy": "ulysses", "key_heads": 4, "local_window_size": (5, 0)},
+        {"strategy": "halo", "local_window_size": (5, 0), "schedule": "contiguous"},
+    ],
+)
+def test_values_have_heads_of_their_own_size(lower, options):
+    if options.get("strategy") == "halo":  # Two hops on GPUs, and else one.
+        options = options | {"mesh": _on_gpus(4)}
+    forward, backward = _cudnn_calls(lower(**CUDNN, **LATENT, **options, **GRADS))
+    assert forward
+    assert backward
+    for call in (*forward, *backward):
+        sizes = [int(x.rpartition("x")[2]) for x in call.split()]
+        # Log-sum-exps; and then the output's gradient, and the output.
+        del sizes[3:4]
+        assert sizes == [192, 192, 128] + [128, 128] * (call in backward)
+
+
 @pytest.mark.parametrize("schedule", ["zigzag", "striped", "contiguous"])
 def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule):
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)
@@ -185,7 +211,7 @@ def test_without_a_gpu_to_ask_cudnn_is_used_only_by_name(lower):
 
 
 def test_one_program_serves_two_platforms(monkeypatch, lower):
-    monkeypatch.setattr(cudnn, "_why_not_on", lambda gpus, head_size: None)
+    monkeypatch.setattr(cudnn, "_why_not_on", lambda *_, **__: None)
     text = lower("cpu", "cuda")
     assert any(_cudnn_calls(text))
     # The other branch is XLA's.
@@ -242,27 +268,44 @@ def test_axes_that_are_left_to_xla_are_refused(lower):
         lower(mesh=mesh, axis_names={"context"}, **CUDNN)
 
 
+HEADS_OF_192 = "heads of keys have size 192 and those of values 128, "
+
+
 @pytest.mark.parametrize(
-    ("capabilities", "version", "head_size", "reason"),
+    ("capabilities", "version", "sizes", "reason"),
     [
-        ([], 91300, 64, "JAX finds no NVIDIA GPU"),
-        (["9.0"], None, 64, "JAX finds no cuDNN"),
-        (["9.0", "7.5"], 91300, 64, "a GPU has compute capability 7.5, and it needs"),
-        (["9.0"], 8907, 64, "the cuDNN found has version 8907, and 90000 is needed"),
-        (["10.3"], 91000, 64, "the cuDNN found has version 91000, and 91100"),
-        (["8.6"], 91300, 136, "the head size is 136, and on a GPU of compute cap"),
-        (["8.6"], 91300, 128, None),
-        (["9.0", "12.0"], 91300, 256, None),
-        (["10.3"], 91100, 256, None),
+        ([], 91300, (64, 64), "JAX finds no NVIDIA GPU"),
+        (["9.0"], None, (64, 64), "JAX finds no cuDNN"),
+        (["9.0", "7.5"], 91300, (64, 64), "a GPU has compute capability 7.5, and it"),
+        (["9.0"], 8907, (64, 64), "the cuDNN found has version 8907, and 90000 is"),
+        (["9.0"], 91001, (64, 64), "the cuDNN found has version 91001, and 91002 is"),
+        (["10.3"], 91000, (64, 64), "the cuDNN found has version 91000, and 91100"),
+        (["8.6"], 91300, (136, 136), "the head size is 136, and it takes no such"),
+        (["8.6"], 91300, (128, 128), None),
+        (["9.0"], 90400, (256, 256), "the head size is 256, for which a GPU of comp"),
+        (["9.0"], 91300, (256, 256), None),
+        (["9.0", "12.0"], 91300, (256, 256), "the head size is 256, and it takes no"),
+        (["10.0"], 92200, (256, 256), "the head size is 256, for which a GPU of comp"),
+        (["10.3"], 92300, (256, 256), None),
+        # Of latent attention, and of others.
+        (["9.0"], 91002, (192, 128), None),
+        (["9.0"], 90900, (192, 128), HEADS_OF_192 + "for which a GPU of compute "
+         "capability 9.0 needs cuDNN 91002, and 90900 was found"),
+        (["8.6"], 91300, (192, 128), HEADS_OF_192 + "and it takes no such heads on a "
+         "GPU of compute capability 8.6"),
+        (["8.6"], 91300, (64, 32), "heads of keys have size 64 and those of values 32"),
+        (["9.0"], 91002, (64, 32), None),
+        (["9.0"], 91200, (200, 136), "heads of keys have size 200 and those of values"),
+        (["9.0"], 91300, (200, 136), None),
+        (["10.0"], 91100, (192, 128), None),
+        (["10.0"], 92300, (192, 136), "heads of keys have size 192 and those of"),
     ],
-)
-def test_reasons_of_a_machine(
-    monkeypatch, gpu, capabilities, version, head_size, reason
-):
+)  # fmt: skip
+def test_reasons_of_a_machine(monkeypatch, gpu, capabilities, version, sizes, reason):
     found = [gpu(capability) for capability in capabilities]
     monkeypatch.setattr(gpus, "local", lambda: found)
     monkeypatch.setattr(gpus, "cudnn_version", lambda: version)
-    found = cudnn.fused_attention_reason(head_size)
+    found = cudnn.fused_attention_reason(*sizes)
     assert (found or "").startswith(reason or "")
     assert bool(found) == bool(reason)
 

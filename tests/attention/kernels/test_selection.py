@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 import types
 import warnings
 
@@ -21,6 +22,7 @@ from jaxcomm.compat import gpus
 AUTO = jax.sharding.AxisType.Auto
 WINDOW = {"local_window_size": (8, 0)}
 ULYSSES = {"strategy": "ulysses", "key_heads": 4} | WINDOW
+LATENT = {"shape": (2, 24, 4, 192), "value_size": 128}
 ALL = {"forward", "grad_queries", "grad_keys"}
 
 
@@ -63,6 +65,9 @@ def kernels_in(text):
         ("cuda", {"alibi_slopes": jnp.ones(4)}, "pallas"),
         ("cuda", {"ids": True}, "pallas"),
         ("cuda", {"dtype": jnp.float32}, "pallas"),
+        # Of latent attention.
+        ("cuda", {"grads": True, **LATENT}, "cudnn"),
+        ("cuda", {"ids": True, **LATENT}, "pallas"),
     ],
 )
 def test_a_program_says_what_computes_it(lowered, platform, options, name):
@@ -159,6 +164,27 @@ def test_a_program_that_uses_tiles_says_why_once(lower):
         selection._warn_of_tiles.cache_clear()
         lower("cpu", **wide)
         lower(implementation="xla", **wide)
+    why = r"many times slower.*Not 'pallas': the head size is 512, and it takes 256"
+    with pytest.warns(RuntimeWarning, match=why):
+        lower(shape=(2, 24, 4, 512))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_program_logs_why_a_faster_kernel_does_not_compute_it(
+    lowered, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "jaxcomm.attention")
+    monkeypatch.setattr(gpus, "cudnn_version", lambda: 90900)
+    selection._log_choice.cache_clear()
+    for _ in range(2):
+        assert attention.kernels_of(lowered(**LATENT)) == {"pallas"}
+    (line,) = caplog.messages
+    assert line.startswith("ring_attention: 'pallas' computes this. Not 'flash': ")
+    assert "Not 'cudnn': heads of keys have size 192 and those of values 128, " in line
+    caplog.clear()
+    lowered(implementation="pallas", **LATENT)
+    lowered("cpu", **LATENT)
+    assert not caplog.messages
 
 
 def test_a_kernel_asked_for_by_name_is_had_or_refused(lower):

@@ -128,6 +128,7 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
     [
         ("zigzag", 4, "ring", 1, None),
         ("striped", 4, "ring", 4, None),
+        ("contiguous", 4, "ring", 2, None),
         # Windows where one rank has all tokens.
         ("contiguous", 1, "ring", 1, 5),
         ("contiguous", 1, "ring", 4, 23),
@@ -138,7 +139,8 @@ def test_causal_equals_dense_with_gradients_of_output_and_residual(
 def test_without_the_residual_delta_is_cudnns_own(
     calls, heads, float64, schedule, size, strategy, key_heads, left
 ):
-    *arrays, grads = float64((1, 24, 4, 8), (1, 24, key_heads, 8))
+    # Values have heads of their own size.
+    *arrays, grads = float64((1, 24, 4, 8), (1, 24, key_heads, 8), value_size=16)
     options = Options(is_causal=True, window=None if left is None else (left, 0))
     how = {"size": size, "schedule": schedule, "strategy": strategy}
     how |= {"implementation": "cudnn", "return_residual": False}

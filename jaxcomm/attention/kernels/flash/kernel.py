@@ -168,6 +168,11 @@ def _why_not(hop: Hop) -> str | None:
     reason = gpus.why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
     if reason is not None:
         return reason
+    if hop.value.shape[3] != query.shape[3]:
+        return (
+            f"heads of keys have size {query.shape[3]} and those of values "
+            f"{hop.value.shape[3]}"
+        )
     if hop.queries.segment_ids is not None:
         if not hop.runs:
             return (
