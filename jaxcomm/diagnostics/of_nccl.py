@@ -68,7 +68,10 @@ def records(
             }
             if not any(of_rank.values()):
                 continue
-            tells = {block.rank: block.tells for _, block in found}
+            tells = {
+                block.rank: block.tells if is_peer else _tells_of_collectives(block)
+                for _, block in found
+            }
             of_id = {rank: lines.get((id_, rank), {}) for rank in of_rank}
             entries = _entries(of_rank, tells, groups[0], {} if is_peer else of_id)
             for ring, block in found:
@@ -119,7 +122,7 @@ def notes(rings: Sequence[Ring], lines: Lines) -> list[str]:
                 and not operation.is_peer
                 and operation.order >= max(done, default=0)
             ]
-            if not block.tells or not left:
+            if not left or not _tells_of_collectives(block):
                 continue
             first = left[0]
             _, name = _NAMES.get(first.collective, (first.collective,) * 2)
@@ -132,6 +135,43 @@ def notes(rings: Sequence[Ring], lines: Lines) -> list[str]:
             what = numbered(name, first.order, where)
             found.append(f"process {ring.process}: {what}, which its GPU {how}")
     return found
+
+
+def untold(rings: Sequence[Ring]) -> str:
+    """Say what all ranks have come to, while nothing tells whether GPUs end it.
+
+    It may have ended long ago, so this is no sign of a hang by itself. Empty if there
+    is none.
+
+    Args:
+      rings: one of each process.
+    """
+    members: dict[int, list[Block]] = {}
+    for ring in rings:
+        for block in ring.blocks:
+            members.setdefault(block.id, []).append(block)
+    found = []
+    for blocks in members.values():
+        if len(blocks) < 2 or any(map(_tells_of_collectives, blocks)):
+            continue
+        lasts = [[o for o in each.operations if not o.is_peer][-1:] for each in blocks]
+        if all(lasts):
+            (last,) = max(lasts, key=lambda each: each[0].order)
+            _, name = _NAMES.get(last.collective, (last.collective,) * 2)
+            found.append(numbered(name, last.order, ""))
+    return ", ".join(found)
+
+
+def _tells_of_collectives(block):
+    """Return whether events of the GPU are of the operations that they are given for.
+
+    NCCL 2.28 counts a GPU's copy to itself on the GPU alone. After an all-to-all of
+    sends and receives, it tells of later collectives before they begin.
+    """
+    return block.tells and not any(
+        operation.is_peer or operation.number != operation.order
+        for operation in block.operations
+    )
 
 
 def _place(ring, block):

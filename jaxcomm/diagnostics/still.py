@@ -87,6 +87,12 @@ def may_be_stuck(seen: Sequence[Seen], still: Collection[int]) -> bool:
     )
 
 
+def all_wait(seen: Sequence[Seen]) -> bool:
+    """Return whether the main threads of all that run wait for other threads."""
+    running = [each for each in seen if each.status is None]
+    return bool(running) and all(map(_waits_for_threads, running))
+
+
 def _waits_for_threads(each: Seen) -> bool:
     return each.state == "S" and each.call.startswith(_THREADS)
 

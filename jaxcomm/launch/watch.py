@@ -104,7 +104,8 @@ class NcclWatch:
     def look(self, witness: Witness) -> Held | None:
         """Return who holds up the others, and how, once for each time.
 
-        Nobody does while all are equally far: they compute, or compile.
+        Nobody does while all are equally far: they compute, or compile. If their main
+        threads wait while nothing is known of their GPUs, that is told without a name.
         """
         now = self._clock()
         if now < self._next:
@@ -120,10 +121,22 @@ class NcclWatch:
         merged = merge(found, witness.seen()) if found else None
         suspects = suspect.judge(merged.accounts) if merged and merged.findings else ()
         if not suspects:
-            return None
+            return self._cannot_tell(rings, witness)
         self._has_told = True
         return Held(
             "; ".join(of_nccl.notes(rings, self._lines(rings))), suspects[0].process
+        )
+
+    def _cannot_tell(self, rings, witness):
+        """Say so if all are equally far and wait, and NCCL tells nothing of GPUs."""
+        reached = of_nccl.untold(rings)
+        if not reached or not still.all_wait(witness.seen()):
+            return None
+        self._has_told = True
+        return Held(
+            f"cannot tell: all have enqueued {reached}, their main threads wait, and "
+            "NCCL does not tell what their GPUs have ended",
+            may_go_on=True,
         )
 
     def _lines(self, rings):

@@ -12,14 +12,17 @@ import subprocess
 import sys
 
 import pytest
+import waiting
 
 import jaxcomm
 from jaxcomm.diagnostics import of_nccl, programs, ring
 from jaxcomm.diagnostics.files import merge_files
 from jaxcomm.diagnostics.programs import Call
 from jaxcomm.diagnostics.record import RecordError
+from jaxcomm.diagnostics.seen import Seen
 from jaxcomm.doctor import __main__ as doctor
 from jaxcomm.doctor import options
+from jaxcomm.launch import watch
 
 LIBRARY = pathlib.Path(jaxcomm.__file__).parent / "libjaxcomm_watch.so"
 
@@ -134,6 +137,50 @@ def test_without_events_of_the_gpu_who_enqueued_less_is_named(tmp_path):
     assert merged.suspect.startswith("suspect: process 1 ")
     assert "last completed all-reduce #295" in merged.suspect
     assert "all-reduce #296" in merged.suspect
+
+
+# A GPU's copy to itself is counted by the GPU alone. So the next sum seems to have
+# ended though it has not begun, as NCCL 2.28.9 was seen to tell on two H100s.
+ALL_TO_ALL = STEP + "n.run(c, n.send(c, 1 - {process}), channels=3)\n"
+EARLY = ALL_TO_ALL + 'n.run(c, n.enqueue(c, b"AllReduce"))'
+
+
+class Waiting:
+    """A launcher's witness of processes whose main threads all wait, or one works."""
+
+    def __init__(self, states="SS"):
+        self.states = states
+
+    def seen(self):
+        return [
+            Seen(process=n, pid=n, host="", state=state, call="futex_wait")
+            for n, state in enumerate(self.states)
+        ]
+
+
+@pytest.mark.parametrize("late", [0, 1, None])
+def test_what_gpus_tell_after_an_all_to_all_is_not_believed(late, tmp_path):
+    clock = waiting.Clock()
+    looks = watch.NcclWatch(tmp_path, 60.0, clock.monotonic)
+    for process in range(2):
+        text = ALL_TO_ALL if process == late else EARLY
+        script(text.format(version=5, process=process, turns=3), tmp_path, process)
+    files = sorted(tmp_path.glob(ring.PATTERN))
+    assert of_nccl.notes([ring.load(file) for file in files], {}) == []
+    assert looks.look(Waiting()) is None  # these are news
+    clock.advance(61.0)
+    if late is None:
+        assert looks.look(Waiting("SR")) is None  # it may compute
+        clock.advance(61.0)
+        held = looks.look(Waiting())
+        assert held.process is None
+        assert held.may_go_on
+        assert "cannot tell: all have enqueued all-reduce #4" in held.how
+    else:
+        assert looks.look(Waiting()).process == late
+        assert "last completed all-reduce #3" in merge_files(files).suspect
+    clock.advance(61.0)
+    assert looks.look(Waiting()) is None  # it was told
 
 
 def test_the_doctor_reads_them_beside_flight_records(tmp_path, capsys):
