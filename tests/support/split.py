@@ -70,6 +70,7 @@ def attend(
     layout=None,
     mesh=None,
     return_residual=True,
+    programs=None,
     **others,
 ):
     """Reorder, attend over ``size`` devices, restore; any lengths.
@@ -82,6 +83,7 @@ def attend(
       layout: of queries and keys, in place of schedules.
       mesh: with an axis "data", which splits the batch.
       return_residual: if False, the residual found is None.
+      programs: a dict that keeps what is compiled, for calls that differ in data alone.
       others: of ring_attention, whose strategy is the ring if none is given.
     """
     others = {"strategy": "ring"} | others
@@ -138,6 +140,10 @@ def attend(
         result, transpose = jax.vjp(function, *trained)
         return result, transpose(grads if return_residual else grads[0])
 
+    if programs is not None:
+        how = options.is_causal, options.window, options.cap, of_bias, of_mask
+        how = *how, is_shared, size, mesh, return_residual, *sorted(others.items())
+        run = programs.setdefault(how, run)
     result, gradients = run(trained, data, grads)
     out, lse = result if return_residual else (result, None)
 
@@ -163,6 +169,15 @@ def compare(query, key, value, options=PLAIN, grads=None, tolerance=1e-5, **how)
         expected = expected._replace(lse=None)
     assert_close(found, expected, tolerance)
     return found, expected
+
+
+def compare_each(query, key, value, each, grads, tolerance=1e-5, **how):
+    """Compare calls that differ in data alone, as in documents, by one program."""
+    programs = {}
+    for options in each:
+        arrays = query, key, value
+        compare(*arrays, options, grads, tolerance, programs=programs, **how)
+    assert len(programs) == 1
 
 
 def inputs(shape, key_shape=None, dtype=jnp.float32, seed=0, value_size=None):
