@@ -14,9 +14,10 @@ import jaxcomm
 LENGTH = 8
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-# Each takes seconds to compile what other tests compile too.
+# Each takes seconds to compile, or to start processes for, what other tests do too.
 LONG = {"checkpoint_restart", "elastic", "equinox_layer", "flax_linen", "flax_nnx"}
 LONG |= {"explicit_axes", "hybrid", "plain_jit", "tensor_context_parallel"}
+LONG |= {"compare_runs", "rejoin"}
 CASES = [
     pytest.param(path.stem, marks=[pytest.mark.thorough] * (path.stem in LONG))
     for path in sorted((ROOT / "examples" / "recipes").glob("*.py"))

@@ -43,6 +43,7 @@ def test_killed_processes_change_nothing(folder):
     assert metadata["losses"] == expected
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_all_after_the_same_step(folder):
     process = folder.start(
         # For saving a checkpoint.
