@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "ffi/base/status.h"
+#include "ffi/os/start_thread.h"
 #include "ffi/os/system_file.h"
 
 namespace jaxcomm {
@@ -29,9 +30,9 @@ constexpr int kLooksAtMain = 10;
 // Threads of CUDA wait for GPUs, which then wake the program.
 constexpr char kOfGpu[] = "cuda";
 
-// Whether a thread of this name never runs a program. gRPC starts new ones at any time.
-bool IsOfLibrary(const std::string& name) {
-  if (BeginsWith(name, "jaxcomm-")) return name != kOfPrograms;
+// Whether a thread never runs a program. gRPC starts new ones at any time.
+bool IsOfLibrary(int64_t thread, const std::string& name) {
+  if (IsThreadOfOurs(thread)) return name != kOfPrograms;
   return name == "event_engine" || name == "lifeguard" || name == "grpc_global_tim";
 }
 
@@ -100,7 +101,11 @@ bool Standstill::ForThreads(const Visit& visit) {
     const std::string path = StrCat("/proc/self/task/", entry->d_name, "/");
     const std::string stat = ReadSystemFile(path + "stat");
     const size_t name = stat.find('('), end = stat.rfind(')');
-    if (name == std::string::npos || end == std::string::npos) continue;
+    if (name == std::string::npos || end == std::string::npos) {
+      // It has ended; or no descriptor is left to look at it.
+      goes_on = access(path.c_str(), F_OK) != 0;
+      continue;
+    }
     const char* at = stat.c_str() + end;
     for (int field = 2; at != nullptr && field < 22; ++field) {
       at = std::strchr(at + 1, ' ');
@@ -123,6 +128,7 @@ void Standstill::Learn() {
     const bool is_main = seen.thread.first == getpid();
     if (seen.call.WaitsForThread() || is_main || seen.name == kOfPrograms) {
       of_programs_.insert(seen.thread);
+      of_libraries_.erase(seen.thread);
     } else if (!seen.call.runs && !BeginsWith(seen.name, kOfGpu) &&
                of_programs_.count(seen.thread) == 0) {
       of_libraries_.insert(seen.thread);
@@ -135,7 +141,9 @@ void Standstill::Learn() {
 bool Standstill::IsLeftOut(const Seen& seen) {
   // It belongs to a program after all.
   if (seen.call.WaitsForThread()) of_libraries_.erase(seen.thread);
-  return IsOfLibrary(seen.name) || of_libraries_.count(seen.thread) != 0 ||
+  if (seen.thread.first == getpid()) return false;  // the main thread
+  return IsOfLibrary(seen.thread.first, seen.name) ||
+         of_libraries_.count(seen.thread) != 0 ||
          polled_.count(seen.call.polled()) != 0;
 }
 

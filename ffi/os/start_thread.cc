@@ -2,14 +2,23 @@
 
 #include <fenv.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <set>
+
+#include "ffi/os/mutex.h"
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
-namespace jaxcomm::internal {
+namespace jaxcomm {
 namespace {
+
+// Never destroyed: threads may end after everything else.
+Mutex& mutex = *new Mutex;
+std::set<int64_t>& threads GUARDED_BY(mutex) = *new std::set<int64_t>;
 
 // As XLA:CPU does around each program, and in each thread of its pools.
 void SetArithmetic() {
@@ -26,6 +35,13 @@ void SetArithmetic() {
 
 }  // namespace
 
+bool IsThreadOfOurs(int64_t thread) {
+  MutexLock lock(mutex);
+  return threads.count(thread) != 0;
+}
+
+namespace internal {
+
 SignalsBlocked::SignalsBlocked() {
   sigset_t blocked;
   sigfillset(&blocked);
@@ -39,9 +55,17 @@ SignalsBlocked::SignalsBlocked() {
 
 SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
-void BecomeThreadOfOurs(const char* name) {
+ThreadOfOurs::ThreadOfOurs(const char* name) {
   pthread_setname_np(pthread_self(), name);
   SetArithmetic();
+  MutexLock lock(mutex);
+  threads.insert(syscall(SYS_gettid));
 }
 
-}  // namespace jaxcomm::internal
+ThreadOfOurs::~ThreadOfOurs() {
+  MutexLock lock(mutex);
+  threads.erase(syscall(SYS_gettid));
+}
+
+}  // namespace internal
+}  // namespace jaxcomm

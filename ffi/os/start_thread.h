@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <cstdint>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -28,8 +29,15 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// Gives the calling thread a name and the arithmetic of XLA's threads.
-void BecomeThreadOfOurs(const char* name);
+// While it lives, the calling thread is one of ours: it has the name, and the
+// arithmetic of XLA's threads.
+class ThreadOfOurs {
+ public:
+  explicit ThreadOfOurs(const char* name);
+  ~ThreadOfOurs();
+  ThreadOfOurs(const ThreadOfOurs&) = delete;
+  ThreadOfOurs& operator=(const ThreadOfOurs&) = delete;
+};
 
 }  // namespace internal
 
@@ -45,7 +53,7 @@ ErrorOr<std::thread> StartThread(Body body, const char* name = "jaxcomm") {
   const internal::SignalsBlocked blocked;
   try {
     return std::thread([name, body = std::move(body)]() mutable {
-      internal::BecomeThreadOfOurs(name);
+      const internal::ThreadOfOurs thread(name);
       body();
     });
   } catch (const std::system_error& error) {
@@ -55,6 +63,10 @@ ErrorOr<std::thread> StartThread(Body body, const char* name = "jaxcomm") {
                          "ulimit -v and the cgroup's pids.max"));
   }
 }
+
+// Whether StartThread() began the thread of this process. Its name is no proof: threads
+// inherit the name of a program, which may begin like ours.
+bool IsThreadOfOurs(int64_t thread);
 
 // Starts a thread that nobody joins.
 template <typename Body>

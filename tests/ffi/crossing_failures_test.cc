@@ -1,11 +1,15 @@
 // Tests which error a failure gives to the members of a crossing, and to everybody that
 // shares memory with them.
 #include <cmath>
+#include <condition_variable>
 #include <future>
+#include <mutex>
 
 #include "ffi/backends/host/arena/arena.h"
+#include "ffi/backends/host/arena/deadlock.h"
 #include "ffi/backends/host/arena/process_set.h"
 #include "ffi/core/registry.h"
+#include "ffi/os/start_thread.h"
 #include "tests/ffi/processes.h"
 
 namespace jaxcomm::testing {
@@ -38,6 +42,33 @@ bool IsRungByMismatch() {
   for (int rank : {0, 1}) CHECK_CONTAINS(next.End(rank), kMismatch);
   return rung;
 }
+
+#ifndef __SANITIZE_THREAD__  // it has a thread of its own, which sleeps
+TEST_ALONE(what_ends_in_another_set_may_wake_a_process_that_stands_still,
+           EXIT_SUCCESS) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_over = false;
+  std::thread looks = Must(StartThread(
+      [&] {
+        const Grace grace = Grace::OfThisProcess();
+        ++WaitsOfProcess();
+        CHECK_TRUE(Until([&] { return grace.stands_still(1); }));
+        ++WaitsOfProcess();
+        CHECK_TRUE(!grace.stands_still(1));
+        CHECK_TRUE(grace.stands_still(2));
+        std::lock_guard<std::mutex> lock(mutex);
+        is_over = true;
+        changed.notify_all();
+      },
+      "jaxcomm-test"));
+  {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return is_over; });
+  }
+  looks.join();
+}
+#endif
 
 TEST(processes_that_wait_in_what_comes_next_hear_of_a_mismatch_at_once) {
   bool rung = false;

@@ -20,6 +20,7 @@
 #include "ffi/os/peer_watch.h"
 #include "ffi/os/standstill.h"
 #include "ffi/os/start_thread.h"
+#include "ffi/os/system_file.h"
 #include "tests/ffi/check.h"
 
 namespace jaxcomm::testing {
@@ -249,8 +250,15 @@ TEST(whoever_asks_is_told_of_an_end_and_of_nothing_else) {
   CHECK_TRUE(Until([&] { return HasEnded(peer); }));
   peer.thread = child.life;
   CHECK_TRUE(!HasEnded(peer));
+  // It has ended, whenever its parent asks how: until then it is a zombie.
+  peer.thread = 0;
+  CHECK_EQ(kill(peer.pid, SIGKILL), 0);
+  siginfo_t info;
+  CHECK_EQ(waitid(P_PID, peer.pid, &info, WEXITED | WNOWAIT), 0);
+  CHECK_TRUE(HasEnded(peer));
+  CHECK_EQ(PeerOf(peer.pid, 1).start_time, uint64_t{0});
   child.Kill();
-  CHECK_TRUE(Until([&] { return HasEnded(peer); }));
+  CHECK_TRUE(HasEnded(peer));
 }
 
 TEST(a_thread_of_somebody_else_s_is_not_watched) {
@@ -349,14 +357,23 @@ struct Pipe {
   int ends[2];
 };
 
+// Whether a thread of this process sleeps in a call of the system.
+bool IsIn(long call, int64_t thread) {
+  const std::string path = StrCat("/proc/self/task/", thread, "/syscall");
+  return ReadSystemFile(path).rfind(StrCat(call, " "), 0) == 0;
+}
+
 #ifndef __SANITIZE_THREAD__  // it has a thread of its own, which sleeps
 TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCESS) {
   std::mutex mutex;
   std::condition_variable over;
   bool is_over = false;
   Pipe library_wakes, wakes;
-  // Begun here: a thread is named as the one that begins it.
+  // As a program of the user's may be called. Threads have the name of the one that
+  // begins them.
+  pthread_setname_np(pthread_self(), "jaxcomm-train");
   Worker library([&] { library_wakes.Read(); }), worker;
+  Event looked;
   std::thread looks = Must(StartThread(
       [&] {
         Standstill standstill;
@@ -412,17 +429,36 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
         wakes.Write();
         CHECK_TRUE(Until(is_still));
         later.reset();
-        std::lock_guard<std::mutex> lock(mutex);
-        is_over = true;
-        over.notify_all();
+        // And what was taken for a library's until it waited for a thread.
+        std::atomic<int64_t> reader{0};
+        library_wakes.Write();
+        library.Tell([&] { reader = syscall(SYS_gettid); });
+        CHECK_TRUE(Until([&] { return IsIn(SYS_futex, reader); }));
+        standstill.Learn();
+        library.Tell([&] { library_wakes.Read(); });
+        CHECK_TRUE(Until([&] { return IsIn(SYS_read, reader); }));
+        for (int look = 0; look < 3; ++look) CHECK_TRUE(!standstill.Look());
+        library_wakes.Write();
+        CHECK_TRUE(Until(is_still));
+        {
+          std::lock_guard<std::mutex> lock(mutex);
+          is_over = true;
+          over.notify_all();
+        }
+        // The main thread computes.
+        for (int look = 0; look < 5; ++look) {
+          LetOthersRun();
+          CHECK_TRUE(!standstill.Look());
+        }
+        looked.Set();
       },
       "jaxcomm-test"));
   {
     std::unique_lock<std::mutex> lock(mutex);
     over.wait(lock, [&] { return is_over; });
   }
+  while (!looked.is_set()) continue;
   looks.join();
-  library_wakes.Write();
 }
 #endif
 

@@ -115,6 +115,31 @@ TEST(ragged_slices_that_do_not_fit_are_refused) {
                  "not rows of one kind");
 }
 
+// The slice that a rank sends itself, by numbers of a type without a sign.
+template <typename T>
+Plan::Slice OwnSlice(DataType type, T from, T to) {
+  const Leaf rows{DataType::U8, {4'000'000'000, 1}, 4'000'000'000, 1};
+  const Leaf number{type, {1}, 1, sizeof(T)};
+  auto site = MakeSite("ragged_all_to_all", {},
+                       {rows, rows, number, number, number, number}, {rows});
+  const T one = 1;
+  const void* operands[] = {nullptr, nullptr, &from, &one, &to, &one};
+  const void* const* of_ranks[] = {operands};
+  return Must(site->MakePlan(1, of_ranks)).slices.at(0);
+}
+
+TEST(numbers_of_ragged_slices_have_no_sign_if_their_type_has_none) {
+  const auto check = [](DataType type, auto largest) {
+    const auto slice = OwnSlice<decltype(largest)>(type, largest, largest - 1);
+    CHECK_EQ(slice.from, static_cast<int64_t>(largest));
+    CHECK_EQ(slice.to, static_cast<int64_t>(largest) - 1);
+  };
+  check(DataType::U8, uint8_t{255});
+  check(DataType::U16, uint16_t{65535});
+  check(DataType::U32, uint32_t{3'999'999'999});
+  check(DataType::U64, uint64_t{3'999'999'999});
+}
+
 // Whether the rows of a move lie in a buffer of so many elements.
 bool LiesIn(const Move& move, const Strides& strides, int64_t elements) {
   if (move.rows() == 0 || move.inner == 0) return true;
