@@ -96,6 +96,14 @@ void CopyDtype(char (&to)[8], const char* from) {
   Copy(to, from);
 }
 
+// Locks a file for as long as this process lives. False: another one has locked it.
+bool Lock(int file) {
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return fcntl(file, F_SETLK, &whole) == 0 || (errno != EACCES && errno != EAGAIN);
+}
+
 const char* Open(int version) {
   const char* folder = std::getenv("JAXCOMM_WATCH_DIR");
   if (folder == nullptr || *folder == 0) return "JAXCOMM_WATCH_DIR is not set";
@@ -104,9 +112,18 @@ const char* Open(int version) {
   const int length =
       std::snprintf(path, sizeof(path), "%s/nccl-%d.ring", folder, process);
   if (length < 0 || length >= static_cast<int>(sizeof(path))) return "too long a path";
-  unlink(path);  // of an earlier process
+  const int earlier = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  // A program that the watched one starts has its environment, and may use NCCL, too.
+  if (earlier >= 0 && !Lock(earlier)) {
+    close(earlier);
+    return "a process of the same JAX_PROCESS_ID, which still runs, writes them";
+  }
+  unlink(path);
   const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (earlier >= 0) close(earlier);
   if (file < 0) return std::strerror(errno);
+  // Before others can take it for one that is over. The file stays open.
+  (void)Lock(file);
   // Reserved now: a page that a full disk cannot hold would end the process.
   if (const int problem = posix_fallocate(file, 0, sizeof(Ring)); problem != 0) {
     close(file);
@@ -114,8 +131,11 @@ const char* Open(int version) {
     return std::strerror(problem);
   }
   void* at = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (at == MAP_FAILED) return std::strerror(errno);
+  if (at == MAP_FAILED) {
+    const int problem = errno;
+    close(file);
+    return std::strerror(problem);
+  }
   ring = static_cast<Ring*>(at);
   ring->pid = getpid();
   ring->process = process;

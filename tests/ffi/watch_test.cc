@@ -85,13 +85,29 @@ TEST(a_reader_finds_no_torn_operation) {
   std::atomic<bool> done{false};
   void* contexts[kCommunicators] = {};
   int mask = 0;
+  const auto is_watched_in_a_child = [&] {
+    return Child([&] {
+             ring = nullptr;
+             void* context = nullptr;
+             ncclProfiler_v5.init(&context, 1, &mask, "", 1, 2, 0, nullptr);
+             _exit(context != nullptr && mask != 0);
+           }).Wait() == 1;
+  };
+  // Its file is that of an earlier process.
+  CHECK_TRUE(is_watched_in_a_child());
   for (int i = 0; i < kCommunicators; ++i) {
     ncclProfiler_v5.init(&contexts[i], i + 1, &mask, "", 1, 2, 0, nullptr);
     CHECK_TRUE(contexts[i] != nullptr);
   }
   CHECK_EQ(mask, static_cast<int>(kCollective | kPeerToPeer | kKernel));
   const std::string path = folder + "/nccl-0.ring";
+  // A process that this one starts leaves the file alone.
+  CHECK_TRUE(!is_watched_in_a_child());
   const int file = open(path.c_str(), O_RDONLY);
+  uint64_t magic = 0;
+  CHECK_EQ(pread(file, &magic, sizeof(magic), 0), static_cast<ssize_t>(sizeof(magic)));
+  CHECK_EQ(magic, kRingMagic);
+  CHECK_EQ(ring->pid, getpid());
   uint64_t torn = 0;
   std::thread reader([&] {
     while (!done.load()) torn += Torn(file);
