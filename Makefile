@@ -35,6 +35,7 @@ PIP_BUILD := $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
 
 VENV_MADE := $(VENV)/.python-$(ABI)
 BUILD_REQUIRES := $(VENV)/.build-requires
+RELEASE_REQUIRES := $(VENV)/.release-requires
 INSTALLED := $(VENV)/.installed
 SOURCES := $(shell find jaxcomm ffi -type f ! -path '*/__pycache__/*' ! -name '*.so' 2>/dev/null | LC_ALL=C sort)
 CXX_FILES = $(shell find ffi tests/ffi tests/doubles benchmarks -name "*.cc" -o -name "*.h" -o -name "*.inc" -o -name "*.cu")
@@ -213,10 +214,10 @@ docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed 
 	@echo 'Open build/docs/index.html'
 
 # In environments of their own, with the oldest jaxlib's headers: see pyproject.toml.
-wheel: $(VENV_MADE) ## build dist/jaxcomm-*.whl for every Python and jaxlib; glibc 2.28 or newer; and without the extension
+wheel: $(RELEASE_REQUIRES) ## build dist/jaxcomm-*.whl for every Python and jaxlib; glibc 2.28 or newer; and without the extension
 	@$(RELEASE) release.wheels $(ARGS)
 
-release-check: $(VENV)/.extra-test $(VENV)/.extra-release ## all that a release must pass: ARGS="--only wheels,installed" (hours)
+release-check: $(VENV)/.extra-test $(RELEASE_REQUIRES) ## all that a release must pass: ARGS="--only wheels,installed" (hours)
 	@$(RELEASE) release $(ARGS)
 
 bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-bootstrap), offline
@@ -250,6 +251,13 @@ $(BUILD_REQUIRES): pyproject.toml $(VENV_MADE)
 	  [ -n "$$found" ] || { echo "make: no C++ compiler ($${CXX:-c++, g++ or clang++}). Debian, Ubuntu: apt install g++. Or name one: make CXX=..." >&2; exit 1; }
 	@echo '==> installing jax and the build tools'
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*(r for r in p["build-system"]["requires"] if not r.startswith("jaxlib")), *p["project"]["dependencies"], *p["tool"]["jaxcomm"]["tried"], "cmake", "ninja", sep="\n")' > $@.txt
+	@$(PIP) -r $@.txt
+	@touch $@
+
+# Without jaxcomm, so that `make wheel` needs no compiler of the machine.
+$(RELEASE_REQUIRES): pyproject.toml $(VENV_MADE)
+	@echo '==> installing what builds and checks wheels'
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["release"], sep="\n")' > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

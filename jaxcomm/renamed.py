@@ -1,7 +1,10 @@
 """What names of earlier versions are called now, for those who still write them."""
 
+import functools
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 NAMES = {
     "jaxcomm.Counters": "what jaxcomm.communicators().counters is",
@@ -21,15 +24,19 @@ NAMES = {
 } | {
     f"jaxcomm.attention.{name}": f"jaxcomm.attention.{room}.{name}"
     for room, names in {
-        "kernels": ("Block", "Coordinates", "Grads", "Hop", "Kernel", "Mask", "Saved"),
+        "kernels": (
+            *("Block", "Coordinates", "Grads", "Hop", "Kernel", "Mask", "Saved"),
+            "kernels_of",
+        ),
         "state": (
             *("GatedDelta", "KimiDelta", "Mamba2"),
-            *("StateKernel", "StateMap", "StateRows"),
+            *("StateKernel", "StateMap", "StateRows", "causal_halo"),
         ),
     }.items()
     for name in names
 }
 
+DROPOUT = dict.fromkeys(("dropout_rate", "dropout_key"), "dropout=(rate, key)")
 
 # What torch.distributed and mpi4jax call what jaxcomm has.
 ELSEWHERE = {
@@ -77,3 +84,21 @@ def looked_up(module: str) -> Callable[[str], NoReturn]:
         )
 
     return fail
+
+
+def keywords(**now: str) -> Callable[[Function], Function]:
+    """Let a function say what to pass for keywords of earlier versions."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def checked(*args, **options):
+            for name in options.keys() & now:
+                raise TypeError(
+                    f"{function.__name__}: {name}= is no argument any more. Pass "
+                    f"{now[name]}."
+                )
+            return function(*args, **options)
+
+        return checked  # pyright: ignore[reportReturnType]
+
+    return decorate

@@ -3,6 +3,7 @@
 Import this before the model is made. Single tokens, from a cache, go to EasyDeL's ring.
 """
 
+import jax
 from easydel.operations import AttentionOutput, OperationRegistry, RingAttn
 
 import jaxcomm
@@ -43,13 +44,12 @@ class JaxcommAttn(RingAttn):
             )
         mode = self.get_mode(query=query, BTHD=True)
         shardings = self.metadata.get_shardings(mode=mode, layout="bthd")
-        batch, tokens, heads, _ = shardings.query
         ids = mask_info and (mask_info.q_segment_ids, mask_info.kv_segment_ids)
         dtype = self.metadata.runtime_dtype
         out = jaxcomm.dot_product_attention(
             *(x.astype(dtype) for x in (query, key, value)), bias,
-            mesh=self.metadata.mesh, axis_name=tokens, batch_axes=batch or (),
-            head_axes=heads or (), is_causal=causal, scale=softmax_scale,
+            sharding=jax.NamedSharding(self.metadata.mesh, shardings.query),
+            is_causal=causal, scale=softmax_scale,
             segment_ids=ids or None, local_window_size=sliding_window,
             logits_soft_cap=logits_soft_cap,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import functools
 import math
 
 import haliax
+import jax
 from haliax.partitioning import pspec_for_axis
 
 import jaxcomm
@@ -38,18 +39,19 @@ def flash_attention(
     if ids is not None:  # those of the keys may be over the axis of the queries
         ends = q_pos, k_pos if k_pos in ids[1].axes else q_pos
         ids = [array(x, rows, (a,)) for x, a in zip(ids, ends, strict=True)]
-    spec = [pspec_for_axis(x)[0] if x else None for x in (rows, (q_pos,), heads)]
+    found = (pspec_for_axis(x)[0] if x else None for x in (rows, (q_pos,), heads))
+    spec = jax.P(*found)
     parts = (q, q_pos, all_heads), (k, k_pos, heads), (v, k_pos, heads)
     dtype = dtype or q.dtype
     out = jaxcomm.dot_product_attention(
         *(array(x.astype(dtype), rows, (at,), of, (size,)) for x, at, of in parts),
         None if bias is None else array(bias, rows, all_heads, (q_pos,), (k_pos,)),
-        sinks=None if attn_sink is None else array(attn_sink, all_heads), mesh=mesh,
-        axis_name=spec[1], batch_axes=spec[0] or (), head_axes=spec[2] or (),
+        sinks=None if attn_sink is None else array(attn_sink, all_heads),
+        sharding=jax.NamedSharding(mesh, spec) if mesh else spec,
         is_causal=window is not None or getattr(mask, "is_causal", False),
         local_window_size=None if window is None else (window - 1, 0),
         scale=scaling_factor, logits_soft_cap=logits_soft_cap, segment_ids=ids,
-        dropout_rate=0.0 if inference else dropout, dropout_key=key,
+        dropout=None if inference else (dropout, key),
     )  # fmt: skip
     out = out.reshape([axis.size for axis in (*rows, q_pos, *all_heads, size)])
     return haliax.named(out, (*rows, q_pos, *all_heads, size))

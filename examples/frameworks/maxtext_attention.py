@@ -7,6 +7,7 @@ import functools
 import inspect
 
 import flax.linen as nn
+import jax
 
 import jaxcomm
 
@@ -46,8 +47,7 @@ def install(op_class):
         window = self.sliding_window_size if kind == "local_sliding" else None
         out = jaxcomm.dot_product_attention(
             *(asked["query"], key, value),
-            **{"mesh": self.mesh, "axis_name": tokens},
-            **{"batch_axes": batch or (), "head_axes": heads or ()},
+            sharding=jax.NamedSharding(self.mesh, jax.P(batch, tokens, heads)),
             is_causal=kind != "full",
             scale=1.0,  # MaxText scales the queries
             segment_ids=asked["decoder_segment_ids"],

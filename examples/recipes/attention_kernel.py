@@ -108,7 +108,7 @@ def main():
         pairs = zip(found, expected, strict=True)
         error = max(float(jnp.abs(a - b).max()) for a, b in pairs)
         assert error < 1e-4, error  # float32, sums in another order
-        names = jaxcomm.attention.kernels_of(program.lower(inputs, cotangent))
+        names = jaxcomm.attention.kernels.kernels_of(program.lower(inputs, cotangent))
         print(f"{strategy}: equal to one device, with gradients, by {', '.join(names)}")
 
 

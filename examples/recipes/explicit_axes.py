@@ -56,7 +56,7 @@ def main():
         # Their types say how batch and heads are split.
         print("queries:", jax.typeof(q))
         return jaxcomm.dot_product_attention(
-            q, k, v, axis_name="context", is_causal=True
+            q, k, v, sharding=jax.P(None, "context"), is_causal=True
         )
 
     def alone(q, k, v):

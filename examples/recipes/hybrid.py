@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, save_attention, segment_ids_of, state_scan
+from jaxcomm.attention import save_attention, segment_ids_of, state_scan
+from jaxcomm.attention.state import causal_halo
 
 BLOCKS, RECURRENT, WIDTH, HEADS, VOCABULARY = 2, 3, 32, 2, 64
 DOCUMENTS = [40, 1, 37, 19], [97]  # the lengths of those of each sequence

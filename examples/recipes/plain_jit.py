@@ -13,9 +13,7 @@ BATCH, LENGTH, WIDTH, HEADS = 4, 45, 32, 4
 # The mesh is that of jax.set_mesh. The arrays stay in their natural order.
 attention = functools.partial(
     jaxcomm.dot_product_attention,
-    axis_name="context",
-    batch_axes="data",
-    head_axes="model",
+    sharding=jax.P("data", "context", "model"),
 )
 
 
@@ -30,8 +28,7 @@ def attention_of_nnx(
         value,
         mask=mask,
         is_causal=is_causal,
-        dropout_rate=dropout_rate if drops else 0.0,
-        dropout_key=dropout_rng if drops else None,
+        dropout=(dropout_rate, dropout_rng) if drops else None,
     )
 
 

@@ -79,7 +79,9 @@ params = jax.device_put(params, jax.P())
 def loss_of(params, batch):
     """Return the mean loss of a token."""
     attend = functools.partial(
-        jaxcomm.dot_product_attention, axis_name="context", is_causal=True
+        jaxcomm.dot_product_attention,
+        sharding=jax.P(None, "context"),
+        is_causal=True,
     )
     model, labels = nnx.merge(graph, params), batch["labels"]
     scores = jax.nn.log_softmax(model(batch["words"], jnp.arange(LENGTH), attend))

@@ -88,7 +88,7 @@ def loss_of(params, batch):
     """Return the mean loss of a token."""
     attend = functools.partial(
         jaxcomm.dot_product_attention,
-        axis_name="context",
+        sharding=jax.P(None, "context"),
         is_causal=True,
         segment_ids=batch["documents"],
     )

@@ -99,9 +99,7 @@ def loss_of(params, batch):
     """Return the mean loss of a token."""
     attend = functools.partial(
         jaxcomm.dot_product_attention,
-        axis_name="context",
-        batch_axes="data",
-        head_axes="model",
+        sharding=jax.P("data", "context", "model"),
         is_causal=True,
         segment_ids=batch["documents"],
     )

@@ -12,22 +12,18 @@ from jaxcomm.attention.documents import segment_ids_of as segment_ids_of
 from jaxcomm.attention.dot_product_attention import (
     dot_product_attention as dot_product_attention,
 )
-from jaxcomm.attention.kernels.selection import kernels_of as kernels_of
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
-from jaxcomm.attention.state.causal_halo import causal_halo as causal_halo
 from jaxcomm.attention.state.state_scan import state_scan as state_scan
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
 
 __all__ = [
     "Ulysses",
     "attention_fn",
-    "causal_halo",
     "combine",
     "compare_strategies",
     "document_layout",
     "kernels",
-    "kernels_of",
     "relayout",
     "save_attention",
     "segment_ids_of",

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jaxcomm import renamed
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.strategy import KEPT
@@ -53,7 +54,7 @@ def attention_fn(
     ...     attend = attention_fn("context", tokens, is_causal=True)
     ...     return layer.clone(attention_fn=attend).apply(params, x)
     """
-    for name in ("bias", "mask", "dropout_rate", "dropout_key"):
+    for name in ("bias", "mask", "dropout", *renamed.DROPOUT):
         if name in options:
             raise TypeError(
                 f"attention_fn: {name} is no option, because the layer passes it to "
@@ -102,8 +103,7 @@ def attention_fn(
             bias=bias,
             mask=mask,
             is_causal=always or is_causal,
-            dropout_rate=dropout_rate if drops else 0.0,
-            dropout_key=dropout_rng if drops else None,
+            dropout=(dropout_rate, dropout_rng) if drops else None,
             **options,
         )
 

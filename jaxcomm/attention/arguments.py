@@ -36,8 +36,7 @@ class Keywords(TypedDict, total=False):
     sinks: "Array | None"
     logits_soft_cap: float | None
     alibi_slopes: "Array | None"
-    dropout_rate: float
-    dropout_key: "Array | None"
+    dropout: "tuple[float, Array | None] | None"
     strategy: str | Strategy
     implementation: str | Kernel | None
 
@@ -69,8 +68,7 @@ class AttentionOptions:
     @classmethod
     def of(
         cls, what: str, *, is_causal, scale, local_window_size, logits_soft_cap,
-        dropout_rate, dropout_key, strategy, return_residual, implementation, lane,
-        backend,
+        dropout, strategy, return_residual, implementation, lane, backend,
     ) -> "AttentionOptions":  # fmt: skip
         """Check what a user gave.
 
@@ -90,7 +88,7 @@ class AttentionOptions:
             window_of(local_window_size, is_causal, what),
             scale,
             _soft_cap(logits_soft_cap, what),
-            _dropout(dropout_rate, dropout_key, what),
+            _rate_of(dropout, what),
             strategy,
             return_residual,
             kernels_for(implementation, what),
@@ -239,36 +237,48 @@ def _soft_cap(cap: float | None, what: str) -> float | None:
     return cap
 
 
-def _dropout(rate: float, key, what: str) -> float:
+def _rate_of(dropout, what: str) -> float:
     """Return the dropout rate, for which there must be a key."""
-    rate = number(rate, f"{what}: dropout_rate")
+    if dropout is None:
+        return 0.0
+    if not isinstance(dropout, (tuple, list)) or len(dropout) != 2:
+        raise TypeError(
+            f"{what}: dropout={dropout!r} is no pair. Pass the rate and a key of "
+            "jax.random, such as (0.1, jax.random.key(0))."
+        )
+    rate, key = dropout
+    rate = number(rate, f"{what}: the rate of dropout")
     if not 0 <= rate < 1:
-        raise ValueError(f"{what}: dropout_rate={rate}. Pass 0 or more, below 1.")
+        raise ValueError(
+            f"{what}: dropout=({rate}, ...). Pass a rate of 0 or more, below 1."
+        )
     if rate and key is None:
         raise ValueError(
-            f"{what}: dropout_rate={rate} without a dropout_key. Pass a key of "
-            "jax.random, the same on all ranks that share a sequence."
+            f"{what}: dropout=({rate}, None). Pass a key of jax.random, the same on "
+            "all ranks that share a sequence."
         )
     return rate
 
 
-def seeds_of(key, shape, what: str):
-    """Return uint32 numbers of a shape, one for each row and head, from a key."""
+def seeds_of(dropout, query, what: str):
+    """Return uint32 numbers, one for each row and head of queries, from the key."""
+    _, key = dropout
+    *rows, _, heads, _ = query.shape
     try:
         data = jnp.asarray(key)
         if not jnp.issubdtype(data.dtype, jax.dtypes.prng_key):
             data = jax.random.wrap_key_data(data)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{what}: dropout_key={key!r} is no key. Pass one key of jax.random, the "
-            "same on all ranks that share a sequence."
+            f"{what}: dropout=(..., {key!r}) has no key. Pass one key of jax.random, "
+            "the same on all ranks that share a sequence."
         ) from error
     if data.ndim:
         raise ValueError(
-            f"{what}: dropout_key is an array of keys of shape {data.shape}. Pass one "
-            "key, the same on all ranks that share a sequence."
+            f"{what}: the key of dropout is an array of keys of shape {data.shape}. "
+            "Pass one key, the same on all ranks that share a sequence."
         )
-    return jax.random.bits(data, shape, jnp.uint32)
+    return jax.random.bits(data, (*(rows or [1]), heads), jnp.uint32)
 
 
 def window_of(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import compat
+from jaxcomm import compat, renamed
 from jaxcomm.attention import arguments, natural, permutation
 from jaxcomm.attention.arguments import AttentionOptions, Keywords
 from jaxcomm.attention.kernels.kernel import Kernel
@@ -23,7 +23,6 @@ from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.attention.relayout import relayout
 from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.communicator import cache
-from jaxcomm.primitives.call import AxisName
 
 Array = jax.Array | np.ndarray
 _NAME = "dot_product_attention"
@@ -37,10 +36,7 @@ def dot_product_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     *,
-    axis_name: AxisName,
-    batch_axes: AxisName | None = None,
-    head_axes: AxisName | None = None,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    sharding: jax.P | jax.NamedSharding,
     segment_ids: Array | tuple[Array, Array] | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
@@ -57,10 +53,7 @@ def dot_product_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     *,
-    axis_name: AxisName,
-    batch_axes: AxisName | None = None,
-    head_axes: AxisName | None = None,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    sharding: jax.P | jax.NamedSharding,
     segment_ids: Array | tuple[Array, Array] | None = None,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
@@ -69,6 +62,13 @@ def dot_product_attention(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
+@renamed.keywords(
+    **renamed.DROPOUT,
+    axis_name="these axes in sharding=jax.P(batch, tokens, heads)",
+    batch_axes="these axes in sharding=jax.P(batch, tokens, heads)",
+    head_axes="these axes in sharding=jax.P(batch, tokens, heads)",
+    mesh="sharding=jax.NamedSharding(mesh, jax.P(batch, tokens, heads))",
+)
 def dot_product_attention(
     query: Array,
     key: Array,
@@ -76,10 +76,7 @@ def dot_product_attention(
     bias: Array | None = None,
     mask: Array | None = None,
     *,
-    axis_name: AxisName,
-    batch_axes: AxisName | None = None,
-    head_axes: AxisName | None = None,
-    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    sharding: jax.P | jax.NamedSharding,
     is_causal: bool = False,
     scale: float | None = None,
     segment_ids: Array | tuple[Array, Array] | None = None,
@@ -89,8 +86,7 @@ def dot_product_attention(
     sinks: Array | None = None,
     logits_soft_cap: float | None = None,
     alibi_slopes: Array | None = None,
-    dropout_rate: float = 0.0,
-    dropout_key: Array | None = None,
+    dropout: tuple[float, Array | None] | None = None,
     strategy: str | Strategy = "auto",
     return_residual: bool = False,
     implementation: str | Kernel | None = None,
@@ -109,19 +105,17 @@ def dot_product_attention(
       value: (B, S, K, V) or (S, K, V), same dtype.
       bias, mask: broadcast to (B, N, T, S). What is below -50,000 in ``bias`` hides a
         key, as in ``ring_attention``.
-      axis_name: the mesh axis, or tuple of axes, to split the tokens over.
-      batch_axes: the mesh axis, or tuple of axes, that splits the batch. If None, the
-        Explicit axes by which the type of ``query`` splits it. They all compute a batch
-        of one sequence.
-      head_axes: the same of the heads. Key heads that these axes do not divide are
-        repeated until they do.
-      mesh: the mesh. If None, that of ``jax.set_mesh``.
+      sharding: how to split ``query`` over the mesh of ``jax.set_mesh``: ``jax.P(batch,
+        tokens, heads)``, or ``jax.P(tokens, heads)`` without a batch. Or a
+        ``jax.NamedSharding`` with its mesh. For batch and heads, None stands for the
+        Explicit axes by which the type of ``query`` splits them. All devices along the
+        axes of the batch compute a batch of one sequence. Key heads that the axes of
+        the heads do not divide are repeated until they do.
       is_causal: whether a token sees only positions up to its own.
       segment_ids: int (B, T), the document of each token; negative for padding. Or a
         pair of those of the queries, (B, T), and those of the keys, (B, S).
       query_seq_lengths, key_value_seq_lengths: int (B,).
-      dropout_rate, dropout_key: as in ``ring_attention``. What is left out does not
-        depend on the mesh.
+      dropout: as in ``ring_attention``. What is left out does not depend on the mesh.
       strategy: as in ``ring_attention``.
       return_residual: whether to return the log-sum-exp as well.
       scale, local_window_size, sinks, logits_soft_cap: as in ``ring_attention``.
@@ -132,7 +126,7 @@ def dot_product_attention(
       the queries; tokens that the axes do not divide are whole on each device.
 
     Raises:
-      TypeError: ``mesh`` is no mesh; or as ``ring_attention``.
+      TypeError: ``sharding`` is neither of the two; or as ``ring_attention``.
       ValueError: there is no mesh, nothing says what an axis of several devices splits,
         axes do not divide what they split, or ``bias`` or ``mask`` do not broadcast; or
         as ``ring_attention``.
@@ -140,7 +134,7 @@ def dot_product_attention(
     >>> @jax.jit
     ... def attend(x):
     ...     return dot_product_attention(
-    ...         x, x, x, axis_name="context", batch_axes="data", is_causal=True)
+    ...         x, x, x, sharding=jax.P("data", "context"), is_causal=True)
     >>> with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
     ...     out = attend(jnp.ones((2, 512, 4, 64)))
     >>> out.shape
@@ -152,8 +146,7 @@ def dot_product_attention(
         scale=scale,
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
+        dropout=dropout,
         strategy=strategy,
         return_residual=return_residual,
         implementation=implementation,
@@ -163,14 +156,13 @@ def dot_product_attention(
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     # Of whole arrays: padding would hide it.
     arguments.check_arrays(_NAME, **arguments.batched(_NAME, query, key, value)[1])
-    split = Split.of(mesh, axis_name, batch_axes, head_axes, query)
+    split = Split.of(sharding, query)
     ids, key_ids = _ids(
         query, key, segment_ids, (query_seq_lengths, key_value_seq_lengths)
     )
     seeds = None
     if options.dropout_rate:
-        rows_and_heads = (query.shape[0] if query.ndim == 4 else 1, query.shape[-2])
-        seeds = arguments.seeds_of(dropout_key, rows_and_heads, _NAME)
+        seeds = arguments.seeds_of(dropout, query, _NAME)
     arrays = Arrays(
         query,
         key,

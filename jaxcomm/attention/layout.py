@@ -221,7 +221,7 @@ class Layout:
         if shift < 0:
             raise ValueError(
                 f"{what}: shift={shift}. Pass zero, or how many positions ahead a "
-                "label is. For earlier tokens call jaxcomm.attention.causal_halo."
+                "label is. For earlier tokens call jaxcomm.attention.state.causal_halo."
             )
 
         def one(leaf):

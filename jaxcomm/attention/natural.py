@@ -73,22 +73,26 @@ class Split:
         return jax.P(*(each or None for each in names))
 
     @classmethod
-    def of(cls, mesh, axis_name, batch_axes, head_axes, query) -> "Split":
+    def of(cls, sharding, query) -> "Split":
         """Find how queries, keys and values are to be split."""
-        tokens = _axes(axis_name)
-        mesh = _mesh_of(mesh, tokens)
+        spec, mesh = _spec_and_mesh(sharding)
+        given = _by_dimension(spec, query)
+        tokens = given[1]
+        _check_tokens(tokens, spec, mesh)
         manual = frozenset(jax.sharding.get_abstract_mesh().manual_axes)
         typed = _by_type(query, mesh, tokens)
-        batch = _named(batch_axes, typed[0], "batch_axes", mesh)
-        heads = _named(head_axes, typed[1], "head_axes", mesh)
+        batch, heads = (
+            _named(given[at], typed[at], spec, mesh, what)
+            for at, what in ((0, "the batch"), (2, "the heads"))
+        )
         named = (*tokens, *batch, *heads)
         if query.ndim == 4 and len(query) == 1:
             batch = ()  # As where the parameters of a model are made.
         twice = sorted({axis for axis in named if named.count(axis) > 1})
         if twice:
             raise ValueError(
-                f"{_NAME}: axis_name={axis_name!r}, batch_axes={batch}, head_axes="
-                f"{heads} name {twice[0]!r} twice. An axis splits one dimension."
+                f"{_NAME}: sharding={spec} names {twice[0]!r} twice. An axis splits "
+                "one dimension. Name it once."
             )
         for axis in (*batch, *heads):
             if axis in manual:
@@ -97,7 +101,7 @@ class Split:
                     "already. Leave it out."
                 )
         split = cls(mesh, tokens, batch, heads, manual)
-        split._check_sizes(query)
+        split._check_sizes(spec, query)
         forgotten = [
             axis
             for axis in mesh.axis_names
@@ -107,27 +111,21 @@ class Split:
             raise ValueError(
                 f"{_NAME}: the mesh {dict(mesh.shape)} has the axes {forgotten}, and "
                 "nothing says what they split: each of their devices would compute a "
-                f"copy. Pass batch_axes={forgotten[0]!r} or head_axes="
-                f"{forgotten[0]!r}. For copies call jaxcomm.ring_attention inside "
-                "jax.shard_map."
+                "copy. Name them in sharding=jax.P(batch, tokens, heads). For copies "
+                "call jaxcomm.ring_attention inside jax.shard_map."
             )
         return split
 
-    def _check_sizes(self, query) -> None:
-        has_batch = query.ndim == 4
-        if self.batch and not has_batch:
-            raise ValueError(
-                f"{_NAME}: batch_axes={self.batch}, and query of shape {query.shape} "
-                "has no batch. Pass 4 dimensions."
-            )
-        for axes, what, count, remedy in (
-            (self.batch, "batch_axes", query.shape[0], "Pad the batch, or pass one"),
-            (self.heads, "head_axes", query.shape[-2], "Name axes that do"),
+    def _check_sizes(self, spec, query) -> None:
+        for axes, count, remedy in (
+            (self.batch, query.shape[0], "Pad the batch, or pass one"),
+            (self.heads, query.shape[-2], "Name axes that do"),
         ):
             if count % self.size(axes):
                 raise ValueError(
-                    f"{_NAME}: {what}={axes} are {self.size(axes)} devices, which do "
-                    f"not divide {count} in query of shape {query.shape}. {remedy}."
+                    f"{_NAME}: sharding={spec}, and {axes} are {self.size(axes)} "
+                    f"devices, which do not divide {count} in query of shape "
+                    f"{query.shape}. {remedy}."
                 )
 
 
@@ -137,19 +135,43 @@ def _axes(given) -> tuple:
     return tuple(given) if isinstance(given, (tuple, list)) else (given,)
 
 
-def _mesh_of(mesh, axes: tuple):
-    """Return the mesh, or that of ``jax.set_mesh``, if it has the axes."""
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    if not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+def _spec_and_mesh(sharding):
+    """Return what a user gave, with the mesh of the context if it has none."""
+    if isinstance(sharding, jax.NamedSharding):
+        return sharding.spec, sharding.mesh
+    if not isinstance(sharding, jax.P):
         raise TypeError(
-            f"{_NAME}: mesh={mesh!r} is no mesh. Pass a jax.sharding.Mesh, or call it "
-            "under jax.set_mesh."
+            f"{_NAME}: sharding={sharding!r} is no jax.P. Pass how query is split: "
+            "jax.P(batch, tokens, heads), or a jax.NamedSharding with its mesh."
         )
-    if not axes or not set(axes) <= set(mesh.axis_names):
+    return sharding, jax.sharding.get_abstract_mesh()
+
+
+def _by_dimension(spec, query) -> list[tuple]:
+    """Return the axes that split batch, tokens and heads."""
+    found = [_axes(names) for names in spec]
+    found += [()] * (query.ndim - len(found))
+    if any(found[query.ndim - 1 :]):
+        raise ValueError(
+            f"{_NAME}: sharding={spec} splits more than batch, tokens and heads of "
+            f"query, of shape {query.shape}. Pass jax.P(batch, tokens, heads), or "
+            "jax.P(tokens, heads) without a batch."
+        )
+    return [*[()] * (4 - query.ndim), *found[: query.ndim - 1]]
+
+
+def _check_tokens(axes: tuple, spec, mesh) -> None:
+    """Raise ValueError if the axes of tokens are none, or not of the mesh."""
+    if not axes:
+        raise ValueError(
+            f"{_NAME}: sharding={spec} names no axis for the tokens. Pass "
+            "jax.P(batch, tokens, heads), or jax.P(tokens, heads) without a batch."
+        )
+    if not set(axes) <= set(mesh.axis_names):
         name = axes[0] if len(axes) == 1 else axes
         raise ValueError(
             f"{_NAME}: axis {name!r} is not in the mesh {dict(mesh.shape)}. Pass "
-            "mesh=, or call it under jax.set_mesh."
+            "sharding=jax.NamedSharding(mesh, spec), or call it under jax.set_mesh."
         )
     for axis in axes:
         if axis in jax.sharding.get_abstract_mesh().manual_axes:
@@ -157,14 +179,13 @@ def _mesh_of(mesh, axes: tuple):
                 f"{_NAME}: a jax.shard_map has split the arrays over axis {axis!r} "
                 "already. Call jaxcomm.ring_attention inside of it."
             )
-    return mesh
 
 
-def _by_type(query, mesh, tokens: tuple) -> tuple[tuple, tuple]:
+def _by_type(query, mesh, tokens: tuple) -> list[tuple]:
     """Return by which Explicit axes the type of the queries splits batch and heads."""
     sharding = compat.explicit_sharding(query)
     if sharding is None or sharding.mesh.shape != mesh.shape:
-        return (), ()
+        return [()] * 3
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == _EXPLICIT} - {*tokens}
     spec = [_axes(names) for names in sharding.spec]
@@ -175,29 +196,26 @@ def _by_type(query, mesh, tokens: tuple) -> tuple[tuple, tuple]:
     if of_tokens or size:
         raise ValueError(
             f"{_NAME}: query is {jax.typeof(query)}, split by {(*of_tokens, *size)} "
-            f"along tokens or head size, which axis_name={tokens} does not name. Name "
-            "these axes in axis_name, or jax.reshard the query."
+            "along tokens or head size. sharding= names "
+            f"{tokens} for tokens: name these axes there, or jax.reshard the query."
         )
-    return batch[0] if batch else (), heads
+    return [batch[0] if batch else (), (), heads]
 
 
-def _named(given, typed: tuple, what: str, mesh) -> tuple:
+def _named(given: tuple, typed: tuple, spec, mesh, what: str) -> tuple:
     """Return the axes that split a dimension: those named, else those of the type."""
-    if given is None:
-        return typed
-    axes = _axes(given)
-    unknown = [axis for axis in axes if axis not in mesh.axis_names]
+    unknown = [axis for axis in given if axis not in mesh.axis_names]
     if unknown:
         raise ValueError(
-            f"{_NAME}: {what}={given!r}, and the mesh {dict(mesh.shape)} has no axis "
+            f"{_NAME}: sharding={spec}, and the mesh {dict(mesh.shape)} has no axis "
             f"{unknown[0]!r}."
         )
-    if not set(typed) <= set(axes):
+    if given and not set(typed) <= set(given):
         raise ValueError(
-            f"{_NAME}: {what}={given!r}, and the type of query splits that dimension "
-            f"by {typed}. Leave {what} out, or jax.reshard the query."
+            f"{_NAME}: sharding={spec}, and the type of query splits {what} by "
+            f"{typed}. Pass None in that place, or jax.reshard the query."
         )
-    return axes
+    return given or typed
 
 
 def pairs_of(x, what: str, query, key):

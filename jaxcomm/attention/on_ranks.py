@@ -386,7 +386,7 @@ def _asked(what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks) -> st
         "is_causal": mask.right == 0 or None,
         "local_window_size": (mask.left, mask.right) if has_window else None,
         "logits_soft_cap": hop.soft_cap,
-        "dropout_rate": hop.dropout_rate or None,
+        "dropout": hop.dropout_rate or None,
         **{name: True for name, x in arrays.items() if x is not None},
         "strategy": strategy.name,
         **{name: x for name, x in numbers.items() if isinstance(x, (int, str))},

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm import renamed
 from jaxcomm.attention.arguments import AttentionOptions, Keywords, seeds_of
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
@@ -55,6 +56,7 @@ def ring_attention(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
+@renamed.keywords(**renamed.DROPOUT)
 def ring_attention(
     query: Array,
     key: Array,
@@ -71,8 +73,7 @@ def ring_attention(
     sinks: Array | None = None,
     logits_soft_cap: float | None = None,
     alibi_slopes: Array | None = None,
-    dropout_rate: float = 0.0,
-    dropout_key: Array | None = None,
+    dropout: tuple[float, Array | None] | None = None,
     strategy: str | Strategy = "auto",
     return_residual: bool = False,
     implementation: str | Kernel | None = None,
@@ -114,12 +115,11 @@ def ring_attention(
       sinks: (N,) floating, a score without a value that joins each row's softmax.
       logits_soft_cap: Python number c: scores become ``c * tanh(score / c)``.
       alibi_slopes: (N,) floating; ``-slope * abs(distance)`` is added to the scores.
-      dropout_rate: Python number, the share of the weights that is left out. Which ones
-        follows from ``dropout_key``, the row of the batch, the head and both positions,
-        whatever the strategy and the number of ranks.
-      dropout_key: of ``jax.random``. Equal on the ranks of a sequence. Rows and heads
-        count from 0 on each rank: where other axes split them, fold the indices of
-        those axes into the key.
+      dropout: a pair: a Python number, the share of the weights that is left out, and a
+        key of ``jax.random``, equal on the ranks of a sequence. Which weights follows
+        from the key, the row of the batch, the head and both positions, whatever the
+        strategy and the number of ranks. Rows and heads count from 0 on each rank:
+        where other axes split them, fold the indices of those axes into the key.
       strategy: what travels: ``"ring"``, ``"all_gather"``, ``"ulysses"``, ``"usp"``,
         ``"halo"`` or a ``Strategy``. ``"auto"`` is that which a model finds fastest, by
         shapes, options, mesh and platform alone; and the ring where the
@@ -161,17 +161,15 @@ def ring_attention(
         scale=scale,
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
+        dropout=dropout,
         strategy=strategy,
         return_residual=return_residual,
         implementation=implementation,
         lane=lane,
         backend=backend,
     )
-    seeds, shape = None, jnp.shape(query)
-    if options.dropout_rate and len(shape) in (3, 4):  # others are refused below
-        rows_and_heads = (shape[0] if len(shape) == 4 else 1, shape[-2])
-        seeds = seeds_of(dropout_key, rows_and_heads, options.what)
+    seeds = None
+    if options.dropout_rate and jnp.ndim(query) in (3, 4):  # others are refused below
+        seeds = seeds_of(dropout, query, options.what)
     arrays = Arrays(query, key, value, bias, mask, sinks, alibi_slopes, seeds)
     return attend_on_ranks(options, arrays, axis_name, tokens, key_tokens)

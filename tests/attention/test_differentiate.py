@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from split import SPLIT, ring_over, sharded
+from split import SPLIT, over_ring, sharded
 
 import jaxcomm
 from jaxcomm.attention import combine, document_layout, relayout
@@ -74,7 +74,7 @@ def test_no_infinity_is_kept_for_rows_that_see_nothing(strategy):
 
     def loss(x):
         return jaxcomm.dot_product_attention(
-            x, x, x, mask=mask, axis_name="context", mesh=ring_over(2),
+            x, x, x, mask=mask, sharding=over_ring(2),
             query_seq_lengths=5, strategy=strategy,
         ).sum()  # fmt: skip
 

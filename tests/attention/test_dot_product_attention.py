@@ -49,16 +49,14 @@ def test_it_computes_and_moves_what_a_full_shard_map_does(shape, kind):
     mesh = mesh_of(shape, kind)
     arrays = split.inputs((4, 8, 4, 4), (4, 8, 2, 4))[:3]
     layout = jaxcomm.Layout("contiguous", 2, 8)
-    axes = {} if kind == EXPLICIT else {"batch_axes": "data", "head_axes": "model"}
+    asked = SPLIT_BY_ALL if kind == AUTO else jax.P(None, "context")
 
     @jax.shard_map(mesh=mesh, in_specs=(SPLIT_BY_ALL,) * 3, out_specs=SPLIT_BY_ALL)
     def reference(*arrays):
         return jaxcomm.ring_attention(*arrays, "context", layout)
 
     def ours(*arrays):
-        return jaxcomm.dot_product_attention(
-            *arrays, axis_name="context", strategy="ring", **axes
-        )
+        return jaxcomm.dot_product_attention(*arrays, sharding=asked, strategy="ring")
 
     given = placed(mesh, *arrays)
     oracle = jax.nn.dot_product_attention
@@ -99,8 +97,8 @@ def test_all_that_has_rows_or_heads_is_split_with_them(options):
 
     def attend(query, key, value, bias, slopes, sinks):
         return jaxcomm.dot_product_attention(
-            query, key, value, bias, given.mask, mesh=mesh, axis_name="context",
-            batch_axes="data", head_axes="model", sinks=sinks, alibi_slopes=slopes,
+            query, key, value, bias, given.mask, sinks=sinks, alibi_slopes=slopes,
+            sharding=jax.NamedSharding(mesh, SPLIT_BY_ALL),
             segment_ids=(given.query_ids, given.key_ids),
             key_value_seq_lengths=given.key_lengths, return_residual=True, **options,
         )  # fmt: skip
@@ -113,13 +111,15 @@ def test_all_that_has_rows_or_heads_is_split_with_them(options):
 
 def test_dropout_does_not_depend_on_the_mesh():
     x = jnp.ones((4, 8, 4, 4))
-    options = {"axis_name": "context", "dropout_rate": 0.5}
-    options["dropout_key"] = jax.random.key(1)
-    found = jaxcomm.dot_product_attention(
-        x, x, x, mesh=mesh_of((2, 2, 2)), batch_axes="data", head_axes="model",
-        **options,
-    )  # fmt: skip
-    alone = jaxcomm.dot_product_attention(x, x, x, mesh=split.ring_over(1), **options)
+    found, alone = (
+        jaxcomm.dot_product_attention(
+            x, x, x, sharding=sharding, dropout=(0.5, jax.random.key(1))
+        )
+        for sharding in (
+            jax.NamedSharding(mesh_of((2, 2, 2)), SPLIT_BY_ALL),
+            split.over_ring(1),
+        )
+    )
     np.testing.assert_allclose(found, alone, atol=1e-6)
     assert len(np.unique(np.round(found[..., 0], 4))) > 4
 
@@ -140,7 +140,7 @@ def test_a_mesh_may_have_axes_of_both_types(kinds, tokens):
 
     def attend(x):
         return jaxcomm.dot_product_attention(
-            x, x, x, axis_name="context", batch_axes="data", is_causal=True
+            x, x, x, sharding=jax.P("data", "context"), is_causal=True
         )
 
     def expected(x):
@@ -156,40 +156,40 @@ def test_a_mesh_may_have_axes_of_both_types(kinds, tokens):
 
 # More are in support/refusals.py.
 REFUSED: list = [
-    ({"batch_axes": "data"}, r"\['model'\], and nothing says what they split"),
-    ({"batch_axes": "dta", "head_axes": "model"}, "has no axis 'dta'"),
-    ({"batch_axes": ("data", "model"), "head_axes": "model"}, "'model' twice"),
-    ({"batch_axes": "data", "head_axes": "model", "heads": 3}, "do not divide 3"),
-    (
-        {"batch_axes": "data", "head_axes": "model", "batch": 3},
-        "do not divide 3 .* Pad the batch, or pass one",
-    ),
-    ({"batch_axes": "data", "head_axes": "model", "batch": None}, "has no batch"),
+    (jax.P("data", "context"), (2, 4, 2, 4), r"\['model'\], and nothing says what"),
+    (jax.P("dta", "context", "model"), (2, 4, 2, 4), "has no axis 'dta'"),
+    (jax.P("data"), (2, 4, 2, 4), "names no axis for the tokens"),
+    (SPLIT_BY_ALL, (2, 4, 3, 4), "do not divide 3"),
+    (SPLIT_BY_ALL, (3, 4, 2, 4), "do not divide 3 .* Pad the batch, or pass one"),
+    (SPLIT_BY_ALL, (4, 2, 4), "splits more than batch, tokens and heads"),
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), REFUSED)
-def test_an_axis_that_nobody_named_is_refused_and_so_is_a_wrong_name(options, text):
-    options = {"axis_name": "context"} | options
-    heads, batch = options.pop("heads", 2), options.pop("batch", 2)
-    x = jnp.ones((*(() if batch is None else (batch,)), 4, heads, 4))
-    with pytest.raises(ValueError, match=f"dot_product_attention: .*{text}"):
-        jaxcomm.dot_product_attention(x, x, x, mesh=mesh_of((2, 2, 2)), **options)
+@pytest.mark.parametrize(("spec", "shape", "text"), REFUSED)
+def test_an_axis_that_nobody_named_is_refused_and_so_is_a_wrong_name(spec, shape, text):
+    x = jnp.ones(shape)
+    with (
+        jax.set_mesh(mesh_of((2, 2, 2))),
+        pytest.raises(ValueError, match=f"dot_product_attention: .*{text}"),
+    ):
+        jaxcomm.dot_product_attention(x, x, x, sharding=spec)
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "text"),
+    ("spec", "asked", "text"),
     [
-        (jax.P("data"), {}, r"\['model'\], and nothing says what they split"),
-        (jax.P("data", None, None, "model"), {}, "head size, which axis_name"),
-        (SPLIT_BY_ALL, {"head_axes": ()}, "splits that dimension by"),
+        (jax.P("data"), (), r"\['model'\], and nothing says what they split"),
+        (jax.P("data", None, None, "model"), (), "head size. sharding= names"),
+        (SPLIT_BY_ALL, ("data",), "splits the heads by"),
+        (jax.P("data"), ("data",), "'data' twice"),
     ],
 )
-def test_types_that_say_otherwise_are_refused(spec, options, text):
+def test_types_that_say_otherwise_are_refused(spec, asked, text):
     mesh = mesh_of((2, 2, 2), EXPLICIT)
     (x,) = placed(mesh, jnp.ones((2, 4, 2, 4)), spec=spec)
+    asked = jax.P(None, "context", *asked)
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=text):
-        jaxcomm.dot_product_attention(x, x, x, axis_name="context", **options)
+        jaxcomm.dot_product_attention(x, x, x, sharding=asked)
 
 
 @pytest.fixture
@@ -211,8 +211,10 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
     compiled.clear()
 
     def attend(**options):
-        given = {"axis_name": "context", "is_causal": True, "strategy": "ring"}
-        return jaxcomm.dot_product_attention(x, x, x, mesh=mesh, **given | options)
+        return jaxcomm.dot_product_attention(
+            x, x, x, sharding=split.over_ring(2), is_causal=True, strategy="ring",
+            **options,
+        )  # fmt: skip
 
     found = [attend(), attend()]
     assert 1 <= len(compiled) <= 3
@@ -243,8 +245,11 @@ def test_outside_of_jit_it_is_one_program_compiled_once(compiled):
     assert found == [("host", "default"), ("xla", "scope")]
     with pytest.raises(TypeError, match="local_window_size"):
         attend(local_window_size=np.array([3, 0]))
-    with pytest.raises(ValueError, match=r"axis 'nowhere' is not in the mesh \{'con"):
-        attend(axis_name="nowhere")
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(ValueError, match=r"axis 'nowhere' is not in the mesh \{'con"),
+    ):
+        jaxcomm.dot_product_attention(x, x, x, sharding=jax.P(None, "nowhere"))
 
 
 def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
@@ -255,23 +260,22 @@ def test_a_mask_and_a_bias_of_fewer_dimensions_broadcast_as_in_jax_nn():
     options = {"mask": sees, "bias": jnp.arange(5.0) - 1000}
     expected = jax.nn.dot_product_attention(x, x, x, **options)
     found = jaxcomm.dot_product_attention(
-        x, x, x, mesh=split.ring_over(2), axis_name="context",
-        strategy="all_gather", **options,
-    )  # fmt: skip
+        x, x, x, sharding=split.over_ring(2), strategy="all_gather", **options
+    )
     # Scores of a thousand have fewer digits.
     np.testing.assert_allclose(found, expected, atol=1e-3)
     with pytest.raises(
         ValueError, match=r"bias has shape \(1, 1, 1, 4\), and does not"
     ):
         jaxcomm.dot_product_attention(
-            x, x, x, mesh=split.ring_over(2), axis_name="context", bias=jnp.ones(4)
+            x, x, x, sharding=split.over_ring(2), bias=jnp.ones(4)
         )
 
 
 def test_a_mask_hides_keys_where_the_dtype_of_the_bias_has_no_infinity():
     x, sees = jax.random.normal(jax.random.key(0), (1, 4, 2, 4)), jnp.arange(4) < 3
     found = jaxcomm.dot_product_attention(
-        x, x, x, mesh=split.ring_over(2), axis_name="context", mask=sees,
+        x, x, x, sharding=split.over_ring(2), mask=sees,
         bias=jnp.ones(4, jnp.float8_e4m3fn),
     )  # fmt: skip
     expected = jax.nn.dot_product_attention(x, x, x, mask=sees[None, None, None])
@@ -283,10 +287,7 @@ def test_a_batch_of_one_is_a_copy_on_the_axes_of_batches(kind):
     """As layers get it that make their parameters."""
     *arrays, (grad, _) = split.inputs((1, 8, 2, 4))
     with jax.set_mesh(mesh_of((2, 2, 2), kind)):
-        attend = functools.partial(
-            jaxcomm.dot_product_attention, axis_name="context", batch_axes="data",
-            head_axes="model",
-        )  # fmt: skip
+        attend = functools.partial(jaxcomm.dot_product_attention, sharding=SPLIT_BY_ALL)
         found = split.results(attend, arrays, grad)
     split.assert_results(found, arrays, grad, split.PLAIN)
 
@@ -297,8 +298,8 @@ def test_a_batch_may_be_empty():
 
     def loss(query, key):
         return jaxcomm.dot_product_attention(
-            query, key, key, mesh=split.ring_over(2), axis_name="context",
-            is_causal=True, strategy="ulysses",
+            query, key, key, sharding=split.over_ring(2), is_causal=True,
+            strategy="ulysses",
         ).sum()  # fmt: skip
 
     found = jax.grad(loss, (0, 1))(x, x[:, :, :1])
@@ -340,7 +341,7 @@ def test_inside_a_shard_map_it_splits_over_the_other_axes():
     @jax.shard_map(in_specs=jax.P("data"), out_specs=jax.P("data"), axis_names={"data"})
     def attend(x):
         return jaxcomm.dot_product_attention(
-            x, x, x, axis_name="context", head_axes="model", strategy="all_gather"
+            x, x, x, sharding=jax.P(None, "context", "model"), strategy="all_gather"
         )
 
     with jax.set_mesh(mesh):

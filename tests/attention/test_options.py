@@ -117,7 +117,7 @@ def test_options_equal_dense_attention_with_all_gradients(
     options = OPTIONS[option]
     how = {"size": size, "schedule": schedule, "strategy": strategy}
     if options.kept is not None:
-        how |= {"dropout_rate": RATE, "dropout_key": jax.random.key(DROPOUT_KEY)}
+        how["dropout"] = RATE, jax.random.key(DROPOUT_KEY)
     found, expected = split.compare(*arrays, options, grads, **how)
     empty = np.isneginf(expected.lse)
     assert (np.asarray(found.out)[empty] == 0).all()

@@ -137,8 +137,7 @@ HIDING: dict[str, dict] = {
     },
     "dropout": {
         "local_window_size": 0,
-        "dropout_rate": 0.9,
-        "dropout_key": np.zeros(2, np.uint32),
+        "dropout": (0.9, np.zeros(2, np.uint32)),
     },
 }
 

@@ -7,9 +7,9 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, compare_strategies, state_scan
+from jaxcomm.attention import compare_strategies, state_scan
 from jaxcomm.attention.positions import TRUSTED
-from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
+from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2, causal_halo
 
 WINDOW = {"is_causal": True, "local_window_size": (40, 0)}
 

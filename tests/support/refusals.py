@@ -14,7 +14,6 @@ import numpy as np
 import jaxcomm
 from jaxcomm.attention import (
     attention_fn,
-    causal_halo,
     combine,
     compare_strategies,
     document_layout,
@@ -26,7 +25,7 @@ from jaxcomm.attention.kernels import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import Block
 from jaxcomm.attention.ring_attention import ring_attention
-from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2
+from jaxcomm.attention.state import GatedDelta, KimiDelta, Mamba2, causal_halo
 from jaxcomm.attention.strategies.strategy import Strategy
 
 SPLIT = jax.P(None, "context")
@@ -167,10 +166,9 @@ def _of_attention():
         ("`scale=1e39`", {"scale": 1e39}),
         ("an axis twice", {"axis_name": ("context", "context")}),
         ("no axis", {"axis_name": ()}),
-        ("`dropout_rate=1.0`", {"dropout_rate": 1.0}),
-        ("`dropout_rate=0.5` without a key", {"dropout_rate": 0.5}),
-        ("two keys in `dropout_key`",
-         {"dropout_rate": 0.5, "dropout_key": jax.random.split(KEY)}),
+        ("a dropout rate of 1", {"dropout": (1.0, KEY)}),
+        ("`dropout` without a key", {"dropout": (0.5, None)}),
+        ("`dropout` with two keys", {"dropout": (0.5, jax.random.split(KEY))}),
         ("`sinks` of another shape", {"sinks": x(3)}),
         ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
         ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
@@ -217,7 +215,9 @@ def _of_attention():
         ("`local_window_size=(1, 2, 3)`", {"local_window_size": (1, 2, 3)}),
         ("`is_causal='yes'`", {"is_causal": "yes"}),
         ("`return_residual=2`", {"return_residual": 2}),
-        ("`dropout_key=0`", {"dropout_rate": 0.5, "dropout_key": 0}),
+        ("`dropout` with a seed", {"dropout": (0.5, 0)}),
+        ("`dropout=0.5`", {"dropout": 0.5}),
+        ("`dropout_rate=0.5`", {"dropout_rate": 0.5}),
         ("`scale='large'`", {"scale": "large"}),
         ("a set of axes", {"axis_name": {"context"}}),
         ("`scale=True`", {"scale": True}),
@@ -286,7 +286,7 @@ def _of_others():
     held = np.arange(8).reshape(2, 4)
     four = jax.sharding.AbstractMesh((4,), ("context",))
     two = jax.sharding.AbstractMesh((2, 4), ("data", "context"))
-    whole = {"query": one, "key": one, "value": one, "axis_name": "context"}
+    whole = {"query": one, "key": one, "value": one}
 
     def combined(out, lse, **options):
         return on_four(
@@ -295,7 +295,7 @@ def _of_others():
         )  # fmt: skip
 
     def asking(**options):
-        given = whole | {"mesh": four} | options
+        given = whole | {"sharding": jax.NamedSharding(four, SPLIT)} | options
         return lambda: jaxcomm.dot_product_attention(**given)
 
     def dealing(**options):
@@ -389,12 +389,14 @@ def _of_others():
         ("combine", "`scatter` of what 4 does not divide",
          lambda: combined(one, x(1, 8, 2), scatter=2)),
         *(("dot_product_attention", *case) for case in (
-            ("an axis that the mesh does not have", asking(mesh=None)),
-            ("an axis twice", asking(axis_name=("context",) * 2)),
-            ("a name in place of a mesh", asking(mesh="context"), TypeError),
+            ("an axis that the mesh does not have",
+             asking(sharding=jax.P(None, "context"))),
+            ("a name in place of a `jax.P`", asking(sharding="context"), TypeError),
+            ("`axis_name=`", asking(axis_name="context"), TypeError),
+            ("tokens that nothing splits", asking(sharding=jax.P("context"))),
             ("`tokens`", asking(tokens=tokens), TypeError),
-            ("an axis of which nothing says what it splits", asking(mesh=two)),
-            ("`head_axes` that split the tokens", asking(head_axes="context")),
+            ("an axis of which nothing says what it splits",
+             asking(sharding=jax.NamedSharding(two, SPLIT))),
             ("a `mask` of other keys", asking(mask=jnp.ones((8, 5), bool))),
             ("values of fewer tokens", asking(value=one[:, 1:])),
             ("segment ids of fewer tokens",
@@ -407,7 +409,7 @@ def _of_others():
             ("`is_causal='yes'`", asking(is_causal="yes"), TypeError),
             ("`return_residual=2`", asking(return_residual=2), TypeError),
             ("a call inside of `jax.shard_map`", lambda: on_four(
-                lambda x: jaxcomm.dot_product_attention(x, x, x, axis_name="context"),
+                lambda x: jaxcomm.dot_product_attention(x, x, x, sharding=SPLIT),
                 one)),
         )),
         ("attention_fn", "`return_residual`",
@@ -415,7 +417,7 @@ def _of_others():
         ("attention_fn", "`precision`", of_flax(precision="highest")),
         *(("attention_fn", f"`{name}` as an option",
            functools.partial(attention_fn, "context", PLAIN, **{name: None}), TypeError)
-          for name in ("bias", "dropout_rate")),
+          for name in ("bias", "dropout")),
         ("attention_fn", "`sow_weights`", of_flax(module=object())),
         ("attention_fn", "`broadcast_dropout`", of_flax(dropout_rate=0.5)),
         ("Schedule.blocks", "a block that ends before it starts",

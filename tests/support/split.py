@@ -23,6 +23,11 @@ def ring_over(size):
     return jax.make_mesh((size,), ("context",), auto, devices=jax.devices()[:size])
 
 
+def over_ring(size):
+    """Return what splits a batch of sequences over such a mesh."""
+    return jax.NamedSharding(ring_over(size), SPLIT)
+
+
 def sharded(local, size=4, in_specs=SPLIT, out_specs=SPLIT, mesh=None, **options):
     """Map over ``size`` devices along "context", which split the tokens."""
     mesh = mesh or ring_over(size)

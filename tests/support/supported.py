@@ -39,7 +39,7 @@ OPTIONS = {
     "`sinks`": {"sinks": x(4)},
     "`logits_soft_cap`": {"logits_soft_cap": 30.0},
     "`alibi_slopes`": {"alibi_slopes": x(4)},
-    "`dropout_rate`": {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+    "`dropout`": {"dropout": (0.1, jax.random.key(0))},
     "`return_residual`": {"return_residual": True},
     "`key_tokens`": {
         "arrays": [(1, 8, 4, 64), (1, 16, 4, 64)],

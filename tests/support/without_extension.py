@@ -100,7 +100,7 @@ def check_attention(mesh):
     assert np.isnan(program(q, k, v, jax.tree.map(jnp.flip, tokens))).all()
 
     found = jaxcomm.dot_product_attention(
-        q, k, v, axis_name="i", mesh=mesh, is_causal=True
+        q, k, v, sharding=jax.NamedSharding(mesh, jax.P(None, "i")), is_causal=True
     )
     np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
 

@@ -4,11 +4,21 @@ from jaxcomm.attention.kernels.kernel import Grads as Grads
 from jaxcomm.attention.kernels.kernel import Hop as Hop
 from jaxcomm.attention.kernels.kernel import Kernel as Kernel
 from jaxcomm.attention.kernels.kernel import Saved as Saved
+from jaxcomm.attention.kernels.selection import kernels_of as kernels_of
 from jaxcomm.attention.mask import Block as Block
 from jaxcomm.attention.mask import Coordinates as Coordinates
 from jaxcomm.attention.mask import Mask as Mask
 
-__all__ = ["Block", "Coordinates", "Grads", "Hop", "Kernel", "Mask", "Saved"]
+__all__ = [
+    "Block",
+    "Coordinates",
+    "Grads",
+    "Hop",
+    "Kernel",
+    "Mask",
+    "Saved",
+    "kernels_of",
+]
 
 
 def __dir__() -> list[str]:

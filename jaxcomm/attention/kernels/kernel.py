@@ -223,7 +223,7 @@ OPTIONS = {
     "segment_ids": "segment ids or lengths",
     "bias": "a bias or mask",
     "alibi_slopes": "alibi_slopes",
-    "dropout_rate": "dropout",
+    "dropout": "dropout",
     "logits_soft_cap": "logits_soft_cap",
 }
 
@@ -237,7 +237,7 @@ class Kernel(abc.ABC):
     Attributes:
       name: an identifier, which ``kernels_of`` returns.
       options: what it honours beside the mask: names of ``"segment_ids"``, ``"bias"``,
-        ``"alibi_slopes"``, ``"dropout_rate"``, ``"logits_soft_cap"``. A call with
+        ``"alibi_slopes"``, ``"dropout"``, ``"logits_soft_cap"``. A call with
         another option is refused.
       by_blocks: whether it has no masks of positions, and computes one of
         ``hop.blocks``. A call whose hops are no such blocks is refused.

@@ -171,7 +171,7 @@ def _option_lacking(kernel: Kernel, hop: Hop) -> str | None:
         "segment_ids": hop.queries.segment_ids,
         "bias": hop.bias,
         "alibi_slopes": hop.slopes,
-        "dropout_rate": hop.seeds,
+        "dropout": hop.seeds,
         "logits_soft_cap": hop.soft_cap,
     }
     for option, value in given.items():
@@ -257,7 +257,7 @@ def kernels_of(program: Any) -> frozenset[str]:
       >>> @jax.jit
       ... def attend(x):
       ...     return jaxcomm.dot_product_attention(
-      ...         x, x, x, axis_name="context", batch_axes="data")
+      ...         x, x, x, sharding=jax.P("data", "context"))
       >>> kernels_of(attend.lower(jnp.ones((2, 16, 2, 8))))
       frozenset({'xla'})
     """

@@ -1,5 +1,6 @@
 """Kernels of recurrent layers, for ``state_scan``, and what one's own is."""
 
+from jaxcomm.attention.state.causal_halo import causal_halo as causal_halo
 from jaxcomm.attention.state.delta import GatedDelta as GatedDelta
 from jaxcomm.attention.state.delta import KimiDelta as KimiDelta
 from jaxcomm.attention.state.kernel import StateKernel as StateKernel
@@ -14,6 +15,7 @@ __all__ = [
     "StateKernel",
     "StateMap",
     "StateRows",
+    "causal_halo",
 ]
 
 

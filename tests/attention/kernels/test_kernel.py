@@ -100,7 +100,7 @@ def test_its_bias_is_of_the_keys_of_a_hop(lowered):
         ({"bias": jnp.ones((1, 1, 1, 24))}, "a bias or mask"),
         ({"mask": jnp.ones((1, 1, 1, 24), bool)}, "a bias or mask"),
         ({"alibi_slopes": jnp.ones(4)}, "alibi_slopes"),
-        ({"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "dropout"),
+        ({"dropout": (0.1, jax.random.key(0))}, "dropout"),
         ({"logits_soft_cap": 2.0}, "logits_soft_cap"),
     ],
 )

@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from hops import CASES, both, hop_of
-from split import ring_over
+from split import over_ring
 
 import jaxcomm
-from jaxcomm import attention
-from jaxcomm.attention.kernels import cudnn, selection
+from jaxcomm.attention.kernels import cudnn, kernels_of, selection
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.compat import gpus
@@ -73,7 +72,7 @@ def kernels_in(text):
 def test_a_program_says_what_computes_it(lowered, platform, options, name):
     program = lowered(platform, **options)
     text = program.as_text(debug_info=True)
-    assert attention.kernels_of(program) == attention.kernels_of(text) == {name}
+    assert kernels_of(program) == kernels_of(text) == {name}
     assert ("__cudnn" in text) == (name == "cudnn")
     ours = ALL if options.get("grads") else {"forward"}
     assert kernels_in(program.as_text()) == (ours if name == "pallas" else set())
@@ -100,28 +99,26 @@ def test_in_plain_jit_a_mesh_of_three_axes_has_a_kernel():
     def loss(x):
         with jaxcomm.using(backend="xla"):
             out = jaxcomm.dot_product_attention(
-                x, x, x, mesh=mesh, axis_name="context", batch_axes="data",
-                head_axes="model", is_causal=True, strategy="ring",
+                x, x, x, is_causal=True, strategy="ring",
+                sharding=jax.NamedSharding(mesh, jax.P("data", "context", "model")),
             )  # fmt: skip
         return out.astype(jnp.float32).sum()
 
     for program in (loss, jax.grad(loss)):
         lowered = jax.jit(program).trace(x).lower(lowering_platforms=("cuda",))
-        assert attention.kernels_of(lowered) == {"cudnn"}
+        assert kernels_of(lowered) == {"cudnn"}
 
 
 def test_a_compiled_program_says_it_too():
     x = jnp.ones((1, 16, 2, 8))
     other = jax.jit(jnp.sin).lower(x)
     attend = jax.jit(
-        lambda x: jaxcomm.dot_product_attention(
-            x, x, x, axis_name="context", mesh=ring_over(2)
-        )
+        lambda x: jaxcomm.dot_product_attention(x, x, x, sharding=over_ring(2))
     )
-    assert attention.kernels_of(attend.lower(x).compile()) == {"xla"}
-    assert attention.kernels_of(other) == attention.kernels_of(other.compile()) == set()
+    assert kernels_of(attend.lower(x).compile()) == {"xla"}
+    assert kernels_of(other) == kernels_of(other.compile()) == set()
     with pytest.raises(TypeError, match="expected a lowered or compiled program"):
-        attention.kernels_of(attend)
+        kernels_of(attend)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -177,7 +174,7 @@ def test_a_program_logs_why_a_faster_kernel_does_not_compute_it(
     monkeypatch.setattr(gpus, "cudnn_version", lambda: 90900)
     selection._log_choice.cache_clear()
     for _ in range(2):
-        assert attention.kernels_of(lowered(**LATENT)) == {"pallas"}
+        assert kernels_of(lowered(**LATENT)) == {"pallas"}
     (line,) = caplog.messages
     assert line.startswith("ring_attention: 'pallas' computes this. Not 'flash': ")
     assert "Not 'cudnn': heads of keys have size 192 and those of values 128, " in line

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.attention import causal_halo, document_layout, segment_ids_of
+from jaxcomm.attention import document_layout, segment_ids_of
+from jaxcomm.attention.state import causal_halo
 
 SPLIT = jax.P(None, "i")
 

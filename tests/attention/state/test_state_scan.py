@@ -11,7 +11,6 @@ from recurrence import recurrence
 
 import jaxcomm
 from jaxcomm.attention import (
-    causal_halo,
     document_layout,
     segment_ids_of,
     state_scan,
@@ -21,6 +20,7 @@ from jaxcomm.attention.state import (
     KimiDelta,
     Mamba2,
     StateKernel,
+    causal_halo,
     exchange,
 )
 

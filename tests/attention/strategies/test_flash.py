@@ -141,7 +141,7 @@ def test_without_a_residual_it_makes_its_own_delta(
 def test_one_sequence_with_ids_is_served_in_plain_jit(called):
     arrays, _ = _arrays(1, 48)
     out = jaxcomm.dot_product_attention(
-        *arrays, axis_name="context", mesh=split.ring_over(2), is_causal=True,
+        *arrays, sharding=split.over_ring(2), is_causal=True,
         segment_ids=CUT, strategy="all_gather", **FLASH,
     )  # fmt: skip
     options = Options(is_causal=True, query_ids=CUT)
