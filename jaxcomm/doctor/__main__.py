@@ -19,6 +19,7 @@ from jaxcomm.doctor import (
     check,
     machine,
     options,
+    ras,
     rows,
     software,
 )
@@ -44,6 +45,7 @@ def main(asked: argparse.Namespace) -> int:
         "versions": list(software.versions()),
         "devices": list(software.devices()),
         "backends": list(software.backends()),
+        "NCCL job": [ras.job()],
         "machine": list(machine.machine()),
         "variables": list(software.variables()),
     }

@@ -62,7 +62,11 @@ def text(sections: Sections) -> str:
     lines = []
     for title, rows in sections.items():
         lines.append(title)
-        cells = [(row.name, _MARKS[row.is_fine], row.text) for row in rows]
+        cells = [
+            ("" if at else row.name, "" if at else _MARKS[row.is_fine], line)
+            for row in rows
+            for at, line in enumerate(row.text.split("\n"))
+        ]
         # Without the head and its rule: the section's title says enough.
         body = table.text(("", "", ""), cells).splitlines()[2:]
         lines += [f"  {line}" for line in body]
