@@ -11,6 +11,7 @@ import starts
 
 from jaxcomm.attention.kernels import blocks, cudnn
 from jaxcomm.attention.kernels.flash import kernel as flash
+from jaxcomm.attention.kernels.selection import kernels_of
 from jaxcomm.attention.mask import Block
 from jaxcomm.attention.schedules import Zigzag
 from jaxcomm.attention.strategies import loop
@@ -95,6 +96,22 @@ def test_values_have_heads_of_their_own_size(lower, options):
         # Log-sum-exps; and then the output's gradient, and the output.
         del sizes[3:4]
         assert sizes == [192, 192, 128] + [128, 128] * (call in backward)
+
+
+def test_flash_pads_values_where_cudnn_cannot_serve(lowered, monkeypatch, gpu):
+    monkeypatch.setattr(flash, "why_not_on", lambda found: None)
+    monkeypatch.setattr(gpus, "local", lambda: [gpu("9.0")])
+    monkeypatch.setattr(gpus, "cudnn_version", lambda: 91300)
+    how = {"mesh": _on_gpus(4), **GRADS, **LATENT}
+    assert kernels_of(lowered(**how)) == {"cudnn"}
+    # The other way is for documents in any order.
+    assert kernels_of(lowered(ids=True, **how)) == {"flash", "pallas"}
+    monkeypatch.setattr(gpus, "cudnn_version", lambda: 90900)
+    assert kernels_of(lowered(**how)) == {"flash"}
+    text = lowered(**how).as_text()
+    calls = re.findall(r"@dew_flash3_mha_(\w*)\(.*: \(([^)]*)\) ->", text)
+    assert {name.rpartition("_")[2] for name, _ in calls} == {"fwd", "bwd"}
+    assert not any("x128xbf16" in types for _, types in calls)
 
 
 @pytest.mark.parametrize("schedule", ["zigzag", "striped", "contiguous"])

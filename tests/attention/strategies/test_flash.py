@@ -26,11 +26,13 @@ LIMIT = 0.03
 HEADS = (4, 2, 8)
 
 
-def _arrays(batch, tokens, seed=0):
+def _arrays(batch, tokens, seed=0, sizes=HEADS[2:] * 2):
     """Return bfloat16 query, key and value, and gradients of output and residual."""
-    heads, key_heads, size = HEADS
+    heads, key_heads, _ = HEADS
     rng = np.random.default_rng(seed)
-    shapes = [(batch, tokens, n, size) for n in (heads, key_heads, key_heads, heads)]
+    of_key, of_value = sizes
+    kinds = [(heads, of_key), (key_heads, of_key), (key_heads, of_value)]
+    shapes = [(batch, tokens, *kind) for kind in (*kinds, (heads, of_value))]
     *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
     return arrays, (grad, np.zeros((batch, tokens, heads), np.float32))
 
@@ -70,6 +72,20 @@ FLASH = {"implementation": "flash"}
 def test_masks_equal_float64(called, size, schedule, strategy, options):
     how = FLASH | {"size": size, "schedule": schedule, "strategy": strategy}
     _compare(options, 2, **how)
+    assert {"forward", "backward"} <= set(called)
+
+
+@pytest.mark.parametrize("sizes", [(16, 8), (8, 16)])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("ids", [None, [5, 1, 30, 12]])
+def test_values_may_have_heads_of_another_size(called, sizes, has_residual, ids):
+    arrays, (grad, _) = _arrays(1, 48, sizes=sizes)
+    grads = grad, np.full((1, 48, 4), 0.1 * has_residual, np.float32)
+    options = Options(
+        is_causal=True, query_ids=None if ids is None else _documents(ids)
+    )
+    how = FLASH | {"size": 2, "return_residual": has_residual}
+    split.compare(*arrays, options, grads, LIMIT, **how)
     assert {"forward", "backward"} <= set(called)
 
 

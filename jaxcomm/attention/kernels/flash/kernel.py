@@ -9,8 +9,9 @@ import os
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
+from jaxcomm.attention.kernels.cudnn import CUDNN
 from jaxcomm.attention.kernels.flash import library, packed, sequences
-from jaxcomm.attention.kernels.kernel import Hop
+from jaxcomm.attention.kernels.kernel import Grads, Hop
 from jaxcomm.attention.mask import Block, Run
 from jaxcomm.compat import gpus
 
@@ -36,17 +37,28 @@ class Flash(BlockKernel):
         # By name it is used without a GPU to ask: the program may be for another one.
         if reason is not None or (hop.kernels == (self,) and not found):
             return reason
-        return why_not_on(found)
+        reason = why_not_on(found)
+        if reason is not None or hop.kernels == (self,):
+            return reason
+        pads = hop.query.shape[3] != hop.value.shape[3]
+        if pads and _is_block(hop) and CUDNN.why_not(hop) is None:
+            return "cuDNN computes values of another head size without padding them"
+        return None
 
     def forward(self, hop):
-        hop = _chosen(hop)
-        return super().forward(hop) if _is_block(hop) else packed.forward(hop)
+        size, hop = hop.value.shape[3], _of_one_size(_chosen(hop))
+        out, lse = super().forward(hop) if _is_block(hop) else packed.forward(hop)
+        return _cut(out, size), lse
 
     def backward(self, hop, saved):
-        hop = _chosen(hop)
-        if _is_block(hop):
-            return super().backward(hop, saved)
-        return packed.backward(hop, saved)
+        given, hop = (hop.query, hop.key, hop.value), _of_one_size(_chosen(hop))
+        size = hop.query.shape[3]
+        saved = saved._replace(
+            grad_out=_grown(saved.grad_out, size), out=_grown(saved.out, size)
+        )
+        compute = super().backward if _is_block(hop) else packed.backward
+        grads = compute(hop, saved)
+        return Grads(*(_cut(x, y.shape[3]) for x, y in zip(grads, given, strict=False)))
 
     def attend(self, hop, block, query, key, value):
         seen, options = _options(hop, block)
@@ -89,6 +101,26 @@ def why_not_on(found: list) -> str | None:
     if reason is None and gpus.capabilities(found) != {_CAPABILITY}:
         return "it is made for GPUs of compute capability 9.0 alone"
     return reason or library.why_not()
+
+
+def _of_one_size(hop: Hop) -> Hop:
+    """Return a hop whose keys and values have heads of one size, padded with 0."""
+    size = _size(hop)
+    arrays = {name: getattr(hop, name) for name in ("query", "key", "value")}
+    return hop.replace(**{name: _grown(x, size) for name, x in arrays.items()})
+
+
+def _size(hop: Hop) -> int:
+    return max(hop.query.shape[3], hop.value.shape[3])
+
+
+def _grown(x, size: int):
+    grows = size > x.shape[3]
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[3])]) if grows else x
+
+
+def _cut(x, size: int):
+    return x[..., :size] if size < x.shape[3] else x
 
 
 def _is_block(hop: Hop) -> bool:
@@ -165,14 +197,9 @@ def _trimmed(block: Block) -> Block:
 def _why_not(hop: Hop) -> str | None:
     """Say why it cannot compute a hop whatever the machine, or None if it can."""
     query, has_columns = hop.query, hop.is_backward and hop.has_residual
-    reason = gpus.why_not_arrays(hop, query.shape[3] + has_columns * COLUMNS)
+    reason = gpus.why_not_arrays(hop, _size(hop) + has_columns * COLUMNS)
     if reason is not None:
         return reason
-    if hop.value.shape[3] != query.shape[3]:
-        return (
-            f"heads of keys have size {query.shape[3]} and those of values "
-            f"{hop.value.shape[3]}"
-        )
     if hop.queries.segment_ids is not None:
         if not hop.runs:
             return (
