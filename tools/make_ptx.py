@@ -22,7 +22,13 @@ FOLDER = "ffi/backends/nccl/kernels"
 SOURCE = f"{FOLDER}/kernels.cu"
 HEADERS = tuple(
     f"{FOLDER}/{name}"
-    for name in ("kernels.h", "instructions.h", "ragged.h", "ragged_device.h")
+    for name in (
+        "kernels.h",
+        "instructions.h",
+        "one_shot_device.h",
+        "ragged.h",
+        "ragged_device.h",
+    )
 )
 OUTPUT = f"{FOLDER}/kernels_ptx.inc"
 

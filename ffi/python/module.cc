@@ -186,7 +186,7 @@ void BindPlanning(nb::module_& m) {
       [](int size) {
         return size < 2 || size > OneShotArguments::kMostRanks
                    ? int64_t{0}
-                   : static_cast<int64_t>(OneShotArguments::InboxBytes(size));
+                   : static_cast<int64_t>(OneShotMemory::kBytes);
       },
       nb::arg("size"),
       "Device memory for small sums of a group of so many ranks; 0 if it has none.");

@@ -93,7 +93,7 @@ class Communicator:
           * ``symmetric_calls``: calls of the ``nccl`` backend whose arrays all lay in a
             :class:`SymmetricPool`;
           * ``copied_calls``: calls that copy engines did;
-          * ``one_shot_calls``: small sums that a kernel of this package did;
+          * ``one_shot_calls``: small calls that a kernel of this package did;
           * ``device_sized_calls``: of ``ragged_all_to_all``, whose sizes no host read;
           * ``one_shot``: whether the ``nccl`` backend has that kernel here, ``"yes"``
             or ``"no: "`` and why;

@@ -72,15 +72,17 @@ class CommPolicy:
         of 4 MiB or more in a split-phase call. Nothing waits on the host there, and a
         communicator takes 32 MiB of each GPU. If None, True unless
         ``command_buffers``, which cannot record it.
-      one_shot: whether a kernel of this package adds small arrays in NCCL's place, in
-        one step: every GPU writes to all others, and adds by the tree over the ranks.
-        It takes ``psum`` and ``pmean`` of float32, complex64, 32-bit integers, and an
-        even number of bfloat16 or float16 (added in float32, rounded once). On two
-        ranks arrays have 1 MiB at most, and a communicator takes 8 MiB of each GPU. On
-        more, arrays have 512 KiB divided by the ranks, and it takes 2 MiB. There are 8
-        ranks at most, on one host and in reach of each other's memory. A launch costs
-        the host less than NCCL's call. If None, True unless ``command_buffers``: each
-        sum has a number, which a recorded one would repeat.
+      one_shot: whether a kernel of this package does small calls in NCCL's place: the
+        GPUs write into each other's memory. It takes ``psum``, ``pmean`` and
+        ``psum_scatter`` of float32, complex64, 32-bit integers, and an even number of
+        bfloat16 or float16 (added in float32, rounded once), by the tree over the
+        ranks. It also takes ``all_gather``, ``all_to_all`` along the first dimension,
+        and ``ppermute`` in which every rank sends to another and receives from
+        another. Arrays have up to 4 MiB: operands, or what a rank gathers. There are 8
+        ranks at most, on one host and in reach of each other's memory. A communicator
+        takes 24 MiB of each GPU. A launch costs the host less than NCCL's call. If
+        None, True unless ``command_buffers``: each call has a number, which a recorded
+        one would repeat.
       device_sizes: whether the GPUs read the sizes of ``ragged_all_to_all`` themselves,
         so that no host waits for them. It applies to operands of up to 32 MiB a rank
         and results of up to 256 MiB, among up to 8 ranks of one host in reach of each

@@ -156,8 +156,10 @@ _HEADER, _CROSSING, _SEAT = 25_856, 1408, 128
 _CROSSINGS, _INLINE_BYTES = 256, 4096
 _ARENA_CHANNELS, _SLOTS, _SLOT_BYTES = 16, 8, 128 << 10
 
-# Ranks of a group that the kernel for small sums serves: ffi/backends/nccl/kernels.
+# Ranks of a group that our kernels serve, and the memory of each: OneShotMemory in
+# ffi/backends/nccl/kernels/kernels.h.
 _MOST_ADDING_RANKS = 8
+_INBOX = (24 << 20) + 4096
 
 # Mesh axes joined, index groups within them or None, lane, and backend.
 Key = tuple[tuple[str, ...], IndexGroups, str, str]
@@ -285,14 +287,12 @@ def shared_memory_bytes(processes: int) -> int:
 
 
 def inbox_bytes(size: int) -> int:
-    """Return the device memory for small sums of a group; 0 if it has none.
+    """Return the device memory for the kernels of a group; 0 if it has none.
 
     >>> inbox_bytes(2), inbox_bytes(8), inbox_bytes(9)
-    (8388608, 2097152, 0)
+    (25169920, 25169920, 0)
     """
-    if not 2 <= size <= _MOST_ADDING_RANKS:
-        return 0
-    return (8 if size == 2 else 2) << 20
+    return _INBOX if 2 <= size <= _MOST_ADDING_RANKS else 0
 
 
 def _up_to(size: int, multiple: int) -> int:

@@ -21,11 +21,10 @@ CallFacts Moves(int64_t bytes_sent = kLeastCopiedBytes, int64_t copies = 1) {
   return call;
 }
 
-CallFacts Sums(int sums = 1, int64_t words = 1, int size = 2) {
+CallFacts Works(int works = 1) {
   CallFacts call;
-  call.size = size;
-  call.sums = sums;
-  call.words_of_largest_sum = words;
+  call.size = 2;
+  call.works = works;
   return call;
 }
 
@@ -93,23 +92,31 @@ TEST(each_limit_counts) {
   call.moves_along_pairs = true;  // for which NCCL has none
   Expect(kCopy, call);
 
-  for (const int size : {2, 3, 8}) {
-    const int64_t most = (size == 2 ? 2048 : 512) * 1024 / 4 / size;
-    CHECK_EQ(MostWordsOfSum(size), most);
-    Expect(kSum, Sums(1, most, size));
-    Expect(kNccl, Sums(1, most + 1, size));
-  }
-  Expect(kSum, Sums(4));
-  Expect(kNccl, Sums(5));
-  // Numbers of sums are not used again.
-  Expect(kSum, Sums(), kAny, {true, false, true, 4});
-  Expect(kNccl, Sums(), kAny, {true, false, true, 3});
+  Expect(kSum, Works(4));
+  Expect(kNccl, Works(5));
+  CallFacts staged = Works();
+  staged.is_staged = true;
+  Expect(kSum, staged);
+  staged.is_start = true;
+  Expect(kNccl, staged);
+  staged.is_staged = false;
+  Expect(kSum, staged);
+  // What copies are too small for, kernels may do.
+  call = Moves(kLeastCopiedBytes - 1);
+  call.works = 1;
+  Expect(kSum, call);
+  Expect(kSum, call, kAny, kProcesses);
+  ++call.bytes_sent;
+  Expect(kCopy, call);
+  // Numbers are not used again.
+  Expect(kSum, Works(), kAny, {true, false, true, 4});
+  Expect(kNccl, Works(), kAny, {true, false, true, 3});
 
   Expect(kNccl, Moves(), {false, true});
-  Expect(kNccl, Sums(), {true, false});
+  Expect(kNccl, Works(), {true, false});
   Expect(kNccl, Moves(), kAny, {false, false, true, 1000});
-  Expect(kNccl, Sums(), kAny, {true, false, false, 1000});
-  for (CallFacts each : {Moves(), Sums()}) {
+  Expect(kNccl, Works(), kAny, {true, false, false, 1000});
+  for (CallFacts each : {Moves(), Works()}) {
     each.may_be_captured = true;
     Expect(kNccl, each);
     each.may_be_captured = false;

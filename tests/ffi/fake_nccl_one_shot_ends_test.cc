@@ -254,13 +254,11 @@ TEST(what_a_communicator_holds_is_told_as_it_is_now) {
   CHECK_EQ(communicator->stats().device_bytes, before + 2 * 500);
 }
 
-Steps SumOfOneInteger() {
-  Steps steps;
-  steps.grouped.resize(1);
-  steps.grouped[0].kind = Step::Kind::kAllReduce;
-  steps.grouped[0].type = nccl::Type::kInt32;
-  steps.grouped[0].count = 1;
-  return steps;
+std::vector<OneShotWork> SumOfOneInteger() {
+  OneShotWork work;
+  work.word = OneShotWord::kInt32;
+  work.part = work.words = 1;
+  return {work};
 }
 
 Status Launch(OneShot& one_shot, size_t rank, cuda::Stream stream, int32_t* operand,
@@ -301,10 +299,10 @@ TEST(flags_are_not_used_again) {
   pair.Synchronize();
   int sums = 0;
   int32_t operand = 1, result[2] = {};
-  for (; sums < 100 && one_shot->sums_left(0) >= kMostSums; ++sums) {
+  for (; sums < 100 && one_shot->works_left(0) >= kMostWorks; ++sums) {
     for (size_t rank : {0, 1}) {
       CHECK_TRUE(one_shot->takes_part(rank));
-      CHECK_TRUE(one_shot->sums_left(rank) >= kMostSums);
+      CHECK_TRUE(one_shot->works_left(rank) >= kMostWorks);
       CHECK_OK(Launch(*one_shot, rank, pair.streams()[rank], &operand, &result[rank]));
     }
   }

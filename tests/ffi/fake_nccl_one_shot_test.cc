@@ -62,7 +62,9 @@ TEST(poison_fills_any_length_at_any_address_after_a_failure_only) {
   CHECK_TRUE(memory == wanted);
 }
 
-int64_t MostWords(int size) { return OneShotArguments::Capacity(size); }
+// The most words of a sum by lines, and of one that is staged.
+int64_t MostWords(int size) { return kMostLineBytes / 4 / (size - 1); }
+constexpr int64_t kMostStaged = OneShotMemory::kHalfBytes / 4;
 
 // One leaf on one rank, of any type.
 struct Buffers {
@@ -134,7 +136,12 @@ TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
   for (int size = 2; size <= OneShotArguments::kMostRanks; ++size) {
     auto communicator = MakeOneShot(size);
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
-      for (int64_t elements : {int64_t{1}, int64_t{257}, MostWords(size)}) {
+      // The last of by lines, and staged: with quads, or without since the last part is
+      // of no whole ones, or of nothing.
+      std::vector<int64_t> sizes = {1, 257, MostWords(size), MostWords(size) + 1};
+      if (size == 3 || size == 8) sizes.push_back(MostWords(size) + 4 * size);
+      if (size == 2) sizes.push_back(kMostStaged);
+      for (int64_t elements : sizes) {
         const Tried tried =
             Try<float>(*communicator, DataType::F32, elements, Normal, op);
         CHECK_EQ(tried.one_shot, 1);
@@ -162,24 +169,26 @@ TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
 template <typename Float>
 void TestNarrow(DataType dtype) {
   auto communicator = MakeOneShot(7);
-  const int64_t elements = 20000;
-  const Tried tried = Try<uint16_t>(*communicator, dtype, elements, Half);
-  CHECK_EQ(tried.one_shot, 1);
-  int wrong = 0;
-  for (int64_t i = 0; i < elements; ++i) {
-    std::vector<float> terms;
-    for (const Buffers& rank : tried.ranks) {
-      terms.push_back(Widen(Float{Element<uint16_t>(rank.operand, i)}));
+  for (const int64_t elements : {int64_t{20000}, 2 * MostWords(7) + 6}) {
+    const Tried tried = Try<uint16_t>(*communicator, dtype, elements, Half);
+    CHECK_EQ(tried.one_shot, 1);
+    int wrong = 0;
+    for (int64_t i = 0; i < elements; ++i) {
+      std::vector<float> terms;
+      for (const Buffers& rank : tried.ranks) {
+        terms.push_back(Widen(Float{Element<uint16_t>(rank.operand, i)}));
+      }
+      const float sum = Tree(terms);
+      Float rounded;
+      Narrow(sum, &rounded);
+      for (const Buffers& rank : tried.ranks) {
+        const auto bits = Element<uint16_t>(rank.result, i);
+        wrong +=
+            std::isnan(sum) ? !std::isnan(Widen(Float{bits})) : bits != rounded.bits;
+      }
     }
-    const float sum = Tree(terms);
-    Float rounded;
-    Narrow(sum, &rounded);
-    for (const Buffers& rank : tried.ranks) {
-      const auto bits = Element<uint16_t>(rank.result, i);
-      wrong += std::isnan(sum) ? !std::isnan(Widen(Float{bits})) : bits != rounded.bits;
-    }
+    CHECK_EQ(wrong, 0);
   }
-  CHECK_EQ(wrong, 0);
 }
 
 TEST(narrow_floats_are_rounded_once) {
@@ -193,13 +202,13 @@ TEST(the_rest_is_left_to_nccl) {
     CHECK_EQ(tried.one_shot, 0);
     CHECK_EQ(tried.all_reduce, 2);
   };
-  by_nccl(Try<float>(*communicator, DataType::F32, MostWords(2) + 1, Normal));
+  by_nccl(Try<float>(*communicator, DataType::F32, kMostStaged + 1, Normal));
   by_nccl(Try<float>(*communicator, DataType::F32, 4, Normal, ReduceOp::kMax));
   by_nccl(Try<float>(*communicator, DataType::F32, 4, Normal, ReduceOp::kProduct));
   by_nccl(Try<double>(*communicator, DataType::F64, 4, Normal));
   // Half a word is left over.
   by_nccl(Try<uint16_t>(*communicator, DataType::BF16, 3, Half));
-  by_nccl(Try<uint16_t>(*communicator, DataType::F16, 2 * MostWords(2) + 2, Half));
+  by_nccl(Try<uint16_t>(*communicator, DataType::F16, 2 * kMostStaged + 2, Half));
 
   const auto site = SumSite(4);
   TheFake().clear_trace();
@@ -227,6 +236,129 @@ TEST(several_leaves_go_together_and_in_place) {
     CHECK_EQ(second, 30.0f);
   });
   CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, 1);
+}
+
+// What a rank's result is to hold: from which rank and where in its operand, or the
+// sum.
+struct Kind {
+  const char* collective;
+  std::vector<int64_t> params;
+  int64_t operand, result;  // parts
+};
+
+std::vector<Kind> KindsOf(int size) {
+  std::vector<int64_t> ring;
+  for (int rank = 0; rank < size; ++rank) ring.push_back((rank + size - 1) % size);
+  return {{"all_reduce", {}, 1, 1},
+          {"reduce_scatter", {1}, size, 1},
+          {"all_gather", {1}, 1, size},
+          {"all_to_all", {1, 1, 1}, size, size},
+          {"permute", ring, 1, 1}};
+}
+
+// Small integers: any order of additions gives the same.
+float ValueOf(int rank, int64_t i, int64_t run) {
+  return static_cast<float>((rank * 31 + i * 7 + run * 13) % 1021);
+}
+
+float Wanted(const Kind& kind, int rank, int size, int64_t part, int64_t i,
+             int64_t run) {
+  const std::string collective = kind.collective;
+  if (collective == "permute") {
+    return ValueOf(static_cast<int>(kind.params[static_cast<size_t>(rank)]), i, run);
+  }
+  if (collective == "all_gather") {
+    return ValueOf(static_cast<int>(i / part), i % part, run);
+  }
+  if (collective == "all_to_all") {
+    return ValueOf(static_cast<int>(i / part), rank * part + i % part, run);
+  }
+  float sum = 0;
+  for (int source = 0; source < size; ++source) {
+    sum += ValueOf(source, (kind.operand > 1 ? rank * part : 0) + i, run);
+  }
+  return sum;
+}
+
+// All kinds, by lines and staged, in a row: ranks may be one work apart, and nothing of
+// the next is taken for this one, nor overwritten.
+void TestKinds(int size, const std::vector<int64_t>& parts, int runs) {
+  auto communicator = MakeOneShot(size);
+  struct Case {
+    Kind kind;
+    int64_t part;
+    std::unique_ptr<CallSite> site;
+  };
+  std::vector<Case> cases;
+  for (const int64_t part : parts) {
+    for (const Kind& kind : KindsOf(size)) {
+      cases.push_back({kind, part,
+                       FloatSite(kind.collective, kind.params, kind.operand * part,
+                                 kind.result * part)});
+    }
+  }
+  std::mt19937 random(1);
+  std::shuffle(cases.begin(), cases.end(), random);
+  std::atomic<int> wrong{0};
+  ForRanks(size, [&](int rank) {
+    OnDevice on(rank);
+    std::mt19937 own(static_cast<unsigned>(rank));
+    std::vector<std::vector<float>> operands(cases.size()), results(cases.size());
+    for (int run = 1; run <= runs; ++run) {
+      for (size_t c = 0; c < cases.size(); ++c) {
+        const Case& each = cases[c];
+        // In front of each a word, so that half of them are of no quads.
+        const size_t shift = (c + static_cast<size_t>(run)) % 2;
+        operands[c].resize(shift + static_cast<size_t>(each.kind.operand * each.part));
+        results[c].assign(shift + static_cast<size_t>(each.kind.result * each.part),
+                          -1);
+        for (size_t i = shift; i < operands[c].size(); ++i) {
+          operands[c][i] = ValueOf(rank, static_cast<int64_t>(i - shift), run);
+        }
+        const void* from[] = {operands[c].data() + shift};
+        void* to[] = {results[c].data() + shift};
+        const Call call{each.site.get(), run, 1, 1, rank, from, to, nullptr};
+        wrong += communicator->Enqueue(call, on.stream).failure();
+        if (own() % 5 == 0) on.Synchronize();
+      }
+      on.Synchronize();
+      for (size_t c = 0; c < cases.size(); ++c) {
+        const size_t shift = (c + static_cast<size_t>(run)) % 2;
+        const Case& each = cases[c];
+        for (size_t i = shift; i < results[c].size(); ++i) {
+          wrong += results[c][i] != Wanted(each.kind, rank, size, each.part,
+                                           static_cast<int64_t>(i - shift), run);
+        }
+        if (shift > 0) wrong += results[c][0] != -1;
+      }
+    }
+  });
+  CHECK_EQ(wrong.load(), 0);
+  CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls,
+           runs * static_cast<int64_t>(cases.size()));
+}
+
+TEST(all_kinds_are_right_by_lines) {
+  TestKinds(2, {1, 70}, 20);
+  TestKinds(5, {1, 70}, 10);
+}
+TEST(all_kinds_are_right_between_lines_and_staged) {
+  const int64_t most = kMostLineBytes / 4;
+  TestKinds(2, {3, most + 1, most + 8}, 2);
+  TestKinds(4, {3, most / 3 + 1}, 2);
+  TestKinds(8, {most / 7 - 3}, 1);
+}
+
+TEST(hops_in_which_a_rank_has_no_part_are_left_to_nccl) {
+  auto communicator = MakeOneShot(3);
+  for (const std::vector<int64_t>& sources :
+       {std::vector<int64_t>{-1, 0, 1}, {0, 2, 1}, {1, 1, 0}}) {
+    const auto site = FloatSite("permute", sources, 8);
+    TheFake().clear_trace();
+    EnqueueAll(*communicator, 3, site.get());
+    CHECK_TRUE(Count("ncclSend") > 0);
+  }
+  CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, 0);
 }
 
 }  // namespace

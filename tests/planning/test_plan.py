@@ -14,6 +14,7 @@ import waiting
 
 import jaxcomm
 from jaxcomm import compat
+from jaxcomm.planning import communicators
 
 X = jax.ShapeDtypeStruct((8, 16), "float32")
 MESH = {"data": 2, "context": 4}
@@ -326,8 +327,9 @@ def test_memory_is_that_of_published_reports_and_of_our_own_measurements():
     ):
         found = memory_of(2, lanes, "h200", one_shot=False, **policy)
         assert found / (1 << 20) == pytest.approx(mebibytes, rel=0.01)
-        # Ranks of one host have an inbox of 8 MiB for small sums.
-        assert memory_of(2, lanes, "h200", **policy) - found == lanes * (8 << 20)
+        # Ranks of one host have an inbox for our kernels.
+        inbox = communicators.inbox_bytes(2)
+        assert memory_of(2, lanes, "h200", **policy) - found == lanes * inbox
         assert memory_of(2, lanes, hosts_of_one, **policy) == found
 
 

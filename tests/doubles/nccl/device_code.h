@@ -37,10 +37,11 @@ inline uint16_t RoundToFloat16(float value) {
   return rounded.bits;
 }
 
+// Acquired, since sanitizers know nothing of the fence that follows.
 template <typename Word>
 Word LoadRelaxed(const Word* from) {
   fake::Polls();
-  return __atomic_load_n(from, __ATOMIC_RELAXED);
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 
 // Released: what a device has written by then the host may read.

@@ -44,8 +44,8 @@ Status Engines::Make(FlightRecorder& recorder) {
     }
   }
   if (policy_.one_shot) {
-    ASSIGN_OR_RETURN(std::unique_ptr<OneShot> sums, OneShot::Create(memory()));
-    one_shot_ = std::make_unique<OneShotEngine>(parts_, std::move(sums));
+    ASSIGN_OR_RETURN(std::unique_ptr<OneShot> kernels, OneShot::Create(memory()));
+    one_shot_ = std::make_unique<OneShotEngine>(parts_, std::move(kernels));
     parts_.health.Add(*one_shot_);
   }
   return OkStatus();
@@ -54,13 +54,13 @@ Status Engines::Make(FlightRecorder& recorder) {
 Status Engines::Connect() {
   RETURN_IF_ERROR(data_dependent_->Connect());
   if (mapped_ != nullptr) RETURN_IF_ERROR(mapped_->Share());
-  return one_shot_ == nullptr ? OkStatus() : one_shot_->sums().Share(parts_);
+  return one_shot_ == nullptr ? OkStatus() : one_shot_->kernels().Share(parts_);
 }
 
 void Engines::Leave() {
   if (data_dependent_ != nullptr) data_dependent_->Leave();
   if (mapped_ != nullptr) mapped_->Leave();
-  if (one_shot_ != nullptr) one_shot_->sums().Leave();
+  if (one_shot_ != nullptr) one_shot_->kernels().Leave();
 }
 
 EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
@@ -68,8 +68,8 @@ EngineKind Engines::ChooseFor(const CallFacts& facts, size_t place) const {
   topology.can_copy = CanCopy(place);
   topology.can_map = CanMap(place);
   if (one_shot_ != nullptr) {
-    topology.can_add = one_shot_->sums().takes_part(place);
-    topology.sums_left = one_shot_->sums().sums_left(place);
+    topology.has_kernels = one_shot_->kernels().takes_part(place);
+    topology.works_left = one_shot_->kernels().works_left(place);
   }
   return Choose(facts, policy_, topology);
 }
@@ -126,7 +126,7 @@ Status Engines::Done(const Call& call, LocalRank& rank, cuda::Stream stream) {
 
 std::string Engines::one_shot_text() const {
   if (one_shot_ == nullptr) return "no: not asked for";
-  const std::string& reason = one_shot_->sums().reason();
+  const std::string& reason = one_shot_->kernels().reason();
   return reason.empty() ? "yes" : StrCat("no: ", reason);
 }
 
@@ -145,7 +145,7 @@ std::string Engines::copies_text() const {
 int64_t Engines::device_bytes() const {
   return data_dependent_->device_bytes() +
          (mapped_ == nullptr ? 0 : mapped_->device_bytes()) +
-         (one_shot_ == nullptr ? 0 : one_shot_->sums().device_bytes());
+         (one_shot_ == nullptr ? 0 : one_shot_->kernels().device_bytes());
 }
 
 }  // namespace jaxcomm

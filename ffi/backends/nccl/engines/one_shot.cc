@@ -12,44 +12,16 @@
 namespace jaxcomm {
 namespace {
 
-constexpr int64_t kWordBytes = 4;
 constexpr unsigned kThreads = 256;
+constexpr unsigned kWordsOfQuad = 4;  // what a thread moves at once, staged
 // A block that waits keeps its place on the GPU. If lanes filled GPUs with it in
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
-// How long the end waits for sums that streams have.
+// How long the end waits for work that streams have.
 constexpr double kGraceSeconds = 10;
 
 }  // namespace
-
-std::optional<OneShotSum> SumOf(const Step& step, int size) {
-  if (step.kind != Step::Kind::kAllReduce || step.count == 0 ||
-      step.from % kWordBytes != 0 || step.to % kWordBytes != 0) {
-    return std::nullopt;
-  }
-  const auto count = static_cast<int64_t>(step.count);
-  const bool is_mean = step.op == nccl::RedOp::kAvg;
-  if (is_mean ? step.type != nccl::Type::kFloat32 : step.op != nccl::RedOp::kSum) {
-    return std::nullopt;
-  }
-  switch (step.type) {
-    case nccl::Type::kInt32:
-    case nccl::Type::kUint32:
-      return OneShotSum{OneShotWord::kInt32, count};
-    case nccl::Type::kFloat32:
-      return OneShotSum{OneShotWord::kFloat32, count,
-                        is_mean ? 1 / static_cast<float>(size) : 1};
-    case nccl::Type::kFloat16:
-    case nccl::Type::kBfloat16:
-      if (count % 2 != 0) return std::nullopt;
-      return OneShotSum{step.type == nccl::Type::kFloat16 ? OneShotWord::kFloat16
-                                                          : OneShotWord::kBfloat16,
-                        count / 2};
-    default:
-      return std::nullopt;
-  }
-}
 
 struct OneShot::Shared {
   uint32_t stop = 0;
@@ -62,7 +34,8 @@ struct OneShot::Shared {
 Status OneShot::LoadKernels(RankState& state) {
   ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
   for (int word = 0; word < kNumOneShotWords; ++word) {
-    ASSIGN_OR_RETURN(state.sums[word], kernels->Find(kSumKernels[word]));
+    ASSIGN_OR_RETURN(state.lines[word], kernels->Find(kLineKernels[word]));
+    ASSIGN_OR_RETURN(state.staged[word], kernels->Find(kStagedKernels[word]));
   }
   RETURN_IF_ERROR(
       library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming));
@@ -101,9 +74,8 @@ Status OneShot::Prepare(RankState& state) {
     inboxes_->SetUnable(state.index, able);
     return OkStatus();
   }
-  // Flags count from 1.
-  const size_t bytes = OneShotArguments::InboxBytes(state.facts.size);
-  return inboxes_->Take(state.index, bytes, /*zeroed=*/bytes);
+  return inboxes_->Take(state.index, OneShotMemory::kBytes,
+                        /*zeroed=*/OneShotMemory::kZeroedBytes);
 }
 
 Status OneShot::Share(NcclParts& parts) {
@@ -120,10 +92,6 @@ void OneShot::FindInboxes() {
     arguments.progress = reinterpret_cast<uint64_t>(state.progress);
     arguments.rank = static_cast<uint32_t>(state.facts.rank);
     arguments.ranks = static_cast<uint32_t>(state.facts.size);
-    arguments.capacity = OneShotArguments::Capacity(state.facts.size);
-    for (int rank = 0; rank < state.facts.size; ++rank) {
-      arguments.inboxes[rank] = inboxes_->of(state.index, rank);
-    }
   }
 }
 
@@ -192,33 +160,56 @@ OneShot::~OneShot() {
   library_.cuda.MemFreeHost(shared_);
 }
 
-ErrorOr<InFlight::Told> OneShot::Launch(const Steps& steps, const Call& call,
-                                        size_t member, cuda::Stream stream) {
+Status OneShot::LaunchOne(const OneShotWork& work, const Call& call, RankState& state,
+                          cuda::Stream stream) {
+  const int size = state.facts.size;
+  OneShotArguments& arguments = state.arguments;
+  arguments.operand = reinterpret_cast<uint64_t>(call.operands[work.leaf]) +
+                      static_cast<uint64_t>(work.from);
+  arguments.result = reinterpret_cast<uint64_t>(call.results[work.leaf]) +
+                     static_cast<uint64_t>(work.to);
+  for (int rank = 0; rank < size; ++rank) {
+    arguments.inboxes[rank] = inboxes_->of(state.index, rank) +
+                              (work.is_staged ? 0 : OneShotMemory::kLinesAt);
+  }
+  arguments.part = work.part;
+  arguments.words = work.words;
+  arguments.from_stride = work.from_stride;
+  arguments.to_stride = work.to_stride;
+  arguments.is_shared = work.is_shared;
+  arguments.target = work.target;
+  arguments.source = work.source;
+  arguments.factor = work.factor;
+  arguments.capacity =
+      work.is_staged ? OneShotMemory::Staged(size) : OneShotMemory::Lines(size);
+  arguments.flag = ++state.flag;
+  void* parameters[] = {&arguments};
+  // The same on all ranks.
+  const unsigned each = work.is_staged ? kThreads * kWordsOfQuad : kThreads;
+  const unsigned blocks =
+      std::min<unsigned>(kMostBlocks, (work.part + each - 1) / each);
+  const unsigned threads = std::min<unsigned>(kThreads, (work.part + 31) / 32 * 32);
+  const auto word = static_cast<int>(work.word);
+  RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel,
+                               work.is_staged ? state.staged[word] : state.lines[word],
+                               blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
+                               nullptr));
+  state.stream = stream;
+  state.launched = arguments.flag;
+  state.is_recorded = false;
+  return OkStatus();
+}
+
+ErrorOr<InFlight::Told> OneShot::Launch(const std::vector<OneShotWork>& works,
+                                        const Call& call, size_t member,
+                                        cuda::Stream stream) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
     RETURN_IF_ERROR(WaitForLast(state, stream));
   }
   const uint32_t first = state.flag + 1;
-  for (const Step& step : steps.grouped) {
-    const std::optional<OneShotSum> sum = SumOf(step, state.facts.size);
-    OneShotArguments& arguments = state.arguments;
-    arguments.operand =
-        reinterpret_cast<uint64_t>(call.operands[step.leaf]) + step.from;
-    arguments.result = reinterpret_cast<uint64_t>(call.results[step.leaf]) + step.to;
-    arguments.words = static_cast<uint32_t>(sum->words);
-    arguments.factor = sum->factor;
-    arguments.flag = ++state.flag;
-    void* parameters[] = {&arguments};
-    const unsigned blocks =
-        std::min<unsigned>(kMostBlocks, (arguments.words + kThreads - 1) / kThreads);
-    const unsigned threads =
-        std::min<unsigned>(kThreads, (arguments.words + 31) / 32 * 32);
-    RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel,
-                                 state.sums[static_cast<int>(sum->word)], blocks, 1, 1,
-                                 threads, 1, 1, 0, stream, parameters, nullptr));
-    state.stream = stream;
-    state.launched = arguments.flag;
-    state.is_recorded = false;
+  for (const OneShotWork& work : works) {
+    RETURN_IF_ERROR(LaunchOne(work, call, state, stream));
   }
   if (state.changes_streams) {
     state.is_recorded = library_.cuda.EventRecord(state.last, stream) == cuda::kSuccess;

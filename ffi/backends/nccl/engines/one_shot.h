@@ -1,8 +1,9 @@
-// Small sums in one step, between the devices of one host: every rank writes what it
-// has into the memory of all others, and adds what it finds in its own.
+// Small collectives between the devices of one host, by one launch of a kernel
+// (kernels/kernels.h): every rank writes what others need into their memory, and takes
+// what it finds in its own.
 //
-// NCCL's call costs the host more than the GPU needs for such a sum, and in a chain of
-// them that is what counts. This is one launch of a kernel (kernels/kernels.h).
+// NCCL's call costs the host more than the GPU needs for them, and in a chain that is
+// what counts.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_H_
 
@@ -20,28 +21,17 @@
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
-#include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/backends/nccl/plans/one_shot_plan.h"
 #include "ffi/backends/nccl/queue/in_flight.h"
 #include "ffi/base/status.h"
 #include "ffi/core/communicator.h"
 
 namespace jaxcomm {
 
-// A sum as the kernels know it.
-struct OneShotSum {
-  OneShotWord word;
-  int64_t words;
-  float factor = 1;
-};
-
-// Returns none if the kernels cannot add it: it is no sum, not of whole words, or not
-// of a type they add. Of any length: see MostWordsOfSum().
-std::optional<OneShotSum> SumOf(const Step& step, int size);
-
 class OneShot {
  public:
   // `inboxes`: of this process's ranks, with nothing taken yet. To be used once their
-  // streams have come to their ends. `flag`: of the sum before the first.
+  // streams have come to their ends. `flag`: of the work before the first.
   static ErrorOr<std::unique_ptr<OneShot>> Create(std::unique_ptr<PeerMemory> inboxes,
                                                   uint32_t flag = 0);
   ~OneShot();
@@ -53,16 +43,15 @@ class OneShot {
   // process know it at once. For the others every process calls this.
   Status Share(NcclParts& parts);
 
-  // Whether all ranks of a member's group do, and how many sums they have left: flags
+  // Whether all ranks of a member's group do, and how much work they have left: flags
   // are not used again.
   bool takes_part(size_t member) const { return inboxes_->is_shared(member); }
-  uint32_t sums_left(size_t member) const { return ~ranks_[member].flag.load(); }
+  uint32_t works_left(size_t member) const { return ~ranks_[member].flag.load(); }
 
-  // Gives `stream` the sums of steps that are nothing else, each of MostWordsOfSum() at
-  // most. Returns what tells how far they are. Requires that one thread at a time calls
-  // it for each member.
-  ErrorOr<InFlight::Told> Launch(const Steps& steps, const Call& call, size_t member,
-                                 cuda::Stream stream);
+  // Gives `stream` the work of a call. Returns what tells how far it is. Requires that
+  // one thread at a time calls it for each member.
+  ErrorOr<InFlight::Told> Launch(const std::vector<OneShotWork>& works,
+                                 const Call& call, size_t member, cuda::Stream stream);
 
   // Lets kernels leave that wait for other ranks, without a result, from now on.
   void Stop();
@@ -79,32 +68,34 @@ class OneShot {
     RankFacts facts;
     size_t index = 0;
     std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
-    cuda::Function sums[kNumOneShotWords] = {};
+    cuda::Function lines[kNumOneShotWords] = {}, staged[kNumOneShotWords] = {};
     OneShotProgress* progress = nullptr;
-    // The stream that the last sum was given to, and its flag: sums keep their order.
+    // The stream that the last work was given to, and its flag: work keeps its order.
     cuda::Stream stream = nullptr;
     uint32_t launched = 0;
-    // Behind the last sum. An event costs as much as a launch. So it is recorded when
-    // another stream is to wait for it; once there was one, with each sum, since
+    // Behind the last work. An event costs as much as a launch. So it is recorded when
+    // another stream is to wait for it; once there was one, with each work, since
     // `stream` may be given more meanwhile that nobody need wait for.
     cuda::Event last = nullptr;
     bool is_recorded = false, changes_streams = false;
     OneShotArguments arguments;
-    std::atomic<uint32_t> flag{0};  // of the last sum
+    std::atomic<uint32_t> flag{0};  // of the last work
   };
 
   explicit OneShot(std::unique_ptr<PeerMemory> inboxes)
       : library_(inboxes->library()), inboxes_(std::move(inboxes)) {}
 
   Status LoadKernels(RankState& state);
-  // Whether the last sum may be yet to run.
+  Status LaunchOne(const OneShotWork& work, const Call& call, RankState& state,
+                   cuda::Stream stream);
+  // Whether the last work may be yet to run.
   bool MayRun(const RankState& state) const;
   // Has `stream` wait for it.
   Status WaitForLast(RankState& state, cuda::Stream stream);
   Status Prepare(RankState& state);
   // Tells the kernels where the inboxes are that are shared.
   void FindInboxes();
-  // Whether all sums have run, in some seconds.
+  // Whether all work has run, in some seconds.
   bool IsIdleSoon();
 
   const NcclLibrary& library_;

@@ -6,10 +6,11 @@ Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank&
                               cuda::Stream stream) {
   InFlight::Told told;
   const auto launch = [&]() -> Status {
-    ASSIGN_OR_RETURN(told, sums_->Launch(recipe.steps, call, rank.facts.place, stream));
+    ASSIGN_OR_RETURN(told,
+                     kernels_->Launch(recipe.works, call, rank.facts.place, stream));
     return OkStatus();
   };
-  // What poisons results comes behind the sum, which says nothing of it.
+  // What poisons results comes behind the kernel, which says nothing of it.
   RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), launch,
                                   parts_.health.has_poison() ? nullptr : &told));
   rank.queue.counts().Add(*call.site, CallCounts::Kind::kOneShot);

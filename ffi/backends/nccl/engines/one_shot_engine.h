@@ -1,4 +1,4 @@
-// Small sums by a kernel of ours (one_shot.h).
+// Small collectives by a kernel of ours (one_shot.h).
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_ENGINE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_ENGINES_ONE_SHOT_ENGINE_H_
 
@@ -13,18 +13,18 @@ namespace jaxcomm {
 
 class OneShotEngine final : public Engine {
  public:
-  OneShotEngine(NcclParts& parts, std::unique_ptr<OneShot> sums)
-      : parts_(parts), sums_(std::move(sums)) {}
+  OneShotEngine(NcclParts& parts, std::unique_ptr<OneShot> kernels)
+      : parts_(parts), kernels_(std::move(kernels)) {}
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
-  void Stop() override { sums_->Stop(); }
+  void Stop() override { kernels_->Stop(); }
 
-  OneShot& sums() { return *sums_; }
+  OneShot& kernels() { return *kernels_; }
 
  private:
   NcclParts& parts_;
-  const std::unique_ptr<OneShot> sums_;
+  const std::unique_ptr<OneShot> kernels_;
 };
 
 }  // namespace jaxcomm

@@ -8,8 +8,8 @@
 
 namespace jaxcomm {
 
-// How far the sums of one rank are: flags of sums, in host memory, which the host
-// reads. A sum is done once all of `ended` have its flag or a later one.
+// How far the work of one rank is: flags, in host memory, which the host reads. Work is
+// done once all of `ended` have its flag or a later one.
 struct OneShotProgress {
   // As many as there are blocks at most: a block's threads write a share of them.
   static constexpr uint32_t kEnds = 64;
@@ -18,51 +18,82 @@ struct OneShotProgress {
   uint32_t ended[kEnds] = {};
 };
 
-// A small sum (jaxcomm_sum_*). Any number of blocks and threads adds correctly, if all
-// of them can run at the same time, on every rank.
+// Sums, gathers, exchanges and hops of a group whose ranks reach each other's memory.
+// A rank sends parts of its operand: a part to each other rank, or one part to all. It
+// adds what it gets with the same part of its own, or puts it into its result.
 //
-// Each rank has an inbox in its memory. An inbox has two halves, which sums use in
-// turn. A half has a box for each rank of the group. A box has lines of 64 bits: a word
-// of 32 bits, and the flag of the sum that the word belongs to. A line is written and
-// read at once, so a line that has the flag has the word: the kernel waits for nothing
-// else.
+// Each rank has a box for each rank of the group in its memory, in two halves, which
+// work uses in turn. To end its work, a rank needs something of every other rank. So no
+// rank is more than one work ahead of another, and nobody writes to a half that is
+// still read. There are two ways:
 //
-// To end a sum, a rank needs lines of every other rank. So no rank is more than one sum
-// ahead of another, and nobody writes to a half that is still read.
+//   lines    (jaxcomm_lines_*): a line has 64 bits, a word of 32 bits, and the flag of
+//            the work that the word belongs to. It is written and read at once, so a
+//            line that has the flag has the word. Ranks wait for nothing else. Any
+//            number of blocks and threads is right;
+//   staged   (jaxcomm_staged_*): words alone, and a flag for each block behind them. So
+//            half as many bytes travel, but each step takes a fence. Requires as many
+//            blocks and threads on all ranks. A sum is made in two steps: each rank
+//            adds one part, and sends the sum to all.
+//
+// All threads must be able to run at the same time, on every rank.
 struct OneShotArguments {
   static constexpr int kMostRanks = 8;
+  static constexpr uint32_t kAll = ~uint32_t{0};
 
   uint64_t operand = 0, result = 0;  // addresses of words; they may be equal
   uint64_t stop = 0;  // address of a 32-bit word; not 0: do not wait for other ranks
-  uint64_t inboxes[kMostRanks] = {};  // addresses, by rank
-  uint64_t progress = 0;              // address of the rank's OneShotProgress
-  uint32_t words = 0;
+  uint64_t inboxes[kMostRanks] =
+      {};                 // addresses, by rank: of lines, or of what is staged
+  uint64_t progress = 0;  // address of the rank's OneShotProgress
+  uint32_t part = 0;      // words that a rank gets of another, at most
   uint32_t rank = 0, ranks = 0;
-  uint32_t flag = 0;      // counts the group's sums from 1
+  uint32_t flag = 0;      // counts the group's works from 1
   float factor = 1;       // float32 only: multiplies operands before they are added
   uint32_t capacity = 0;  // words of a box
+  // Words from the part of a rank to that of the next, in the operand and, where
+  // nothing is added, in the result. 0: all get the same part.
+  uint32_t from_stride = 0, to_stride = 0;
+  uint32_t words = 0;      // of the operand; the last parts may be shorter
+  uint32_t is_shared = 0;  // staged sums only: all ranks get the whole sum
+  // Of a hop: who gets the one part, and whose this rank gets. Others get a word.
+  uint32_t target = kAll, source = kAll;
+};
+static_assert(offsetof(OneShotArguments, inboxes) == 24);
+static_assert(offsetof(OneShotArguments, part) == 96);
+static_assert(sizeof(OneShotArguments) == 144);
+
+// Where boxes lie in the memory of a rank, which has kBytes.
+struct OneShotMemory {
+  // What is staged: for each of two steps two halves of boxes. Behind it, flags by
+  // step, rank and block. A hop has a half for itself.
+  static constexpr uint64_t kHalfBytes = uint64_t{4} << 20;
+  static constexpr uint64_t kStagedBytes = 4 * kHalfBytes;
+  static constexpr uint64_t kFlagBytes =
+      2 * OneShotArguments::kMostRanks * OneShotProgress::kEnds * sizeof(uint32_t);
+  // Lines, in two halves.
+  static constexpr uint64_t kLinesAt = kStagedBytes + kFlagBytes;
+  static constexpr uint64_t kLineBytes = uint64_t{8} << 20;
+  static constexpr uint64_t kBytes = kLinesAt + kLineBytes;
+  // Flags count from 1.
+  static constexpr uint64_t kZeroedBytes = kFlagBytes + kLineBytes;
 
 #ifndef __CUDACC__  // NVRTC takes no host functions
-  // Two ranks add up to 1 MiB each: on two H200s a chain of sums of 512 KiB or 1 MiB
-  // takes 0.6 to 0.8 of NCCL's time, and one of 4 MiB takes longer. Larger groups were
-  // measured with up to 512 KiB for all ranks together.
-  static constexpr size_t InboxBytes(int ranks) {
-    return size_t{ranks == 2 ? 8u : 2u} << 20;
-  }
-  static constexpr uint32_t Capacity(int ranks) {
-    return static_cast<uint32_t>(InboxBytes(ranks) / 2 / sizeof(uint64_t)) /
+  // Words of a box: of lines, and of what is staged.
+  static constexpr uint32_t Lines(int ranks) {
+    return static_cast<uint32_t>(kLineBytes / 2 / sizeof(uint64_t)) /
            static_cast<uint32_t>(ranks);
+  }
+  static constexpr uint32_t Staged(int ranks) {
+    return static_cast<uint32_t>(kHalfBytes / 16) / static_cast<uint32_t>(ranks) * 4;
   }
 #endif
 };
-static_assert(offsetof(OneShotArguments, inboxes) == 24);
-static_assert(offsetof(OneShotArguments, words) == 96);
-static_assert(sizeof(OneShotArguments) == 120);
 
 // What a word holds. A word holds two 16-bit floats. They are added as float32 and
-// rounded once.
-enum class OneShotWord { kInt32, kFloat32, kFloat16, kBfloat16 };
-inline constexpr int kNumOneShotWords = 4;
+// rounded once. kMoved: anything, which is not added.
+enum class OneShotWord { kInt32, kFloat32, kFloat16, kBfloat16, kMoved };
+inline constexpr int kNumOneShotWords = 5;
 
 // kPoisonKernel overwrites results with bytes of 0xff if a word of host memory is not
 // 0: NaN for floats, -1 for integers. Launched with one block, behind an operation that
@@ -86,9 +117,12 @@ static_assert(sizeof(PoisonArguments) == 528);
 // Names. NVRTC would put them into the GPU's memory.
 #ifndef __CUDACC__
 // By OneShotWord.
-inline constexpr const char* kSumKernels[kNumOneShotWords] = {
-    "jaxcomm_sum_int32", "jaxcomm_sum_float32", "jaxcomm_sum_float16",
-    "jaxcomm_sum_bfloat16"};
+inline constexpr const char* kLineKernels[kNumOneShotWords] = {
+    "jaxcomm_lines_int32", "jaxcomm_lines_float32", "jaxcomm_lines_float16",
+    "jaxcomm_lines_bfloat16", "jaxcomm_lines_moved"};
+inline constexpr const char* kStagedKernels[kNumOneShotWords] = {
+    "jaxcomm_staged_int32", "jaxcomm_staged_float32", "jaxcomm_staged_float16",
+    "jaxcomm_staged_bfloat16", "jaxcomm_staged_moved"};
 
 // Makes the device fault, and with it the CUDA context. Its only argument is a
 // uint64_t: the address of 8 bytes of device memory, aligned to 4 bytes. One thread is

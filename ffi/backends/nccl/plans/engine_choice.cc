@@ -24,24 +24,22 @@ bool IsMapped(const CallFacts& call, const EnginePolicy& policy,
 
 bool IsOneShot(const CallFacts& call, const EnginePolicy& policy,
                const EngineTopology& topology) {
-  return policy.one_shot && topology.can_add && call.sums <= kMostSums &&
-         call.words_of_largest_sum <= MostWordsOfSum(call.size) &&
-         topology.sums_left >= kMostSums;
+  return policy.one_shot && topology.has_kernels && call.works > 0 &&
+         call.works <= kMostWorks && topology.works_left >= kMostWorks &&
+         // Blocks that wait would keep their places from the work beside them.
+         !(call.is_start && call.is_staged);
 }
 
 }  // namespace
 
 EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,
                   const EngineTopology& topology) {
-  // Ranks agree on copies, and sums get their numbers, when a call is launched: not
-  // when a CUDA graph is, which recorded it.
+  // Ranks agree on copies, and work gets its numbers, when a call is launched: not when
+  // a CUDA graph is, which recorded it.
   if (call.size < 2 || call.may_be_captured) return EngineKind::kNccl;
-  if (call.copies_serve) {
-    if (IsCopied(call, policy, topology)) return EngineKind::kCopy;
-    return IsMapped(call, policy, topology) ? EngineKind::kMapped : EngineKind::kNccl;
-  }
-  const bool is_sum = call.sums > 0 && IsOneShot(call, policy, topology);
-  return is_sum ? EngineKind::kOneShot : EngineKind::kNccl;
+  if (call.copies_serve && IsCopied(call, policy, topology)) return EngineKind::kCopy;
+  if (call.copies_serve && IsMapped(call, policy, topology)) return EngineKind::kMapped;
+  return IsOneShot(call, policy, topology) ? EngineKind::kOneShot : EngineKind::kNccl;
 }
 
 }  // namespace jaxcomm

@@ -15,7 +15,7 @@ enum class EngineKind {
   kNccl,     // NCCL's kernels; every call can go this way
   kCopy,     // the GPUs' copy engines, within a process
   kMapped,   // the same, between processes
-  kOneShot,  // a kernel of ours that adds small arrays
+  kOneShot,  // a kernel of ours for small arrays
 };
 
 // The least that some rank sends for copy engines to be faster. On two H200s NCCL is up
@@ -45,14 +45,11 @@ inline constexpr bool SizesAreForGpus(int64_t operand_bytes, int64_t result_byte
 }
 // The least bytes of a copy, on average: a kernel moves many small rows faster.
 inline constexpr int64_t kLeastBytesOfCopy = 1 << 20;
-// The most arrays of one call that are added by kernels of ours: NCCL does more of them
+// The most arrays of one call that are done by kernels of ours: NCCL does more of them
 // as one group.
-inline constexpr int kMostSums = 4;
-// The most words of 32 bits that the kernel adds: a rank's box in an inbox has a line
-// for each.
-inline constexpr int64_t MostWordsOfSum(int size) {
-  return OneShotArguments::Capacity(size);
-}
+inline constexpr int kMostWorks = 4;
+// The most bytes that a rank sends by lines, without their flags. More is staged.
+inline constexpr int64_t kMostLineBytes = 1 << 20;
 
 // Whether a collective that only moves bytes moves enough, in copies that are large
 // enough. Both numbers are of the rank that has the most.
@@ -69,9 +66,9 @@ struct CallFacts {
   bool moves_along_pairs = false;  // a permutation
   int64_t bytes_sent = 0;
   int64_t copies = 0;
-  // A collective that is nothing but sums which our kernel can do, whatever their size.
-  int sums = 0;
-  int64_t words_of_largest_sum = 0;
+  // How many arrays our kernels are to do, if they can do them all: see OneShotWork.
+  int works = 0;
+  bool is_staged = false;  // some of that is staged
   // These differ from call to call.
   bool is_symmetric = false;     // all operands and results lie in symmetric memory
   bool may_be_captured = false;  // in a CUDA graph
@@ -98,10 +95,10 @@ struct EngineTopology {
   bool can_copy = false;
   // All ranks of the group, of several processes, have each other's memory mapped.
   bool can_map = false;
-  // All ranks of the group agreed that their kernels can add: see OneShot.
-  bool can_add = false;
-  // Every sum has a number of its own. So many are left.
-  uint32_t sums_left = 0;
+  // All ranks of the group agreed that their kernels can: see OneShot.
+  bool has_kernels = false;
+  // All work has a number of its own. So many are left.
+  uint32_t works_left = 0;
 };
 
 EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,

@@ -1,26 +1,11 @@
 #include "ffi/backends/nccl/plans/recipe.h"
 
 #include <algorithm>
-#include <optional>
 
-#include "ffi/backends/nccl/engines/one_shot.h"
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 namespace {
-
-void AddSums(const Steps& steps, CallFacts* facts) {
-  if (!steps.local.empty()) return;
-  for (const Step& step : steps.grouped) {
-    const std::optional<OneShotSum> sum = SumOf(step, facts->size);
-    if (!sum.has_value()) {
-      facts->sums = 0;
-      return;
-    }
-    ++facts->sums;
-    facts->words_of_largest_sum = std::max(facts->words_of_largest_sum, sum->words);
-  }
-}
 
 CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) {
   CallFacts facts;
@@ -32,7 +17,8 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) 
     facts.bytes_sent = recipe.copies->bytes_sent;
     facts.copies = recipe.copies->copies;
   }
-  AddSums(recipe.steps, &facts);
+  facts.works = static_cast<int>(recipe.works.size());
+  for (const OneShotWork& work : recipe.works) facts.is_staged |= work.is_staged;
   return facts;
 }
 
@@ -57,6 +43,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
   Recipe made;
   ASSIGN_OR_RETURN(made.steps,
                    MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
+  made.works = MakeOneShotPlan(plan, made.steps);
   // Most calls are too small for copies, and their copies are never counted.
   const bool may_copy = copies.of_process || copies.slot_bytes > 0;
   if (may_copy && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfStart) {

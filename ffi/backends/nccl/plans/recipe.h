@@ -6,11 +6,13 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "ffi/backends/nccl/library/library.h"
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/backends/nccl/plans/engine_choice.h"
 #include "ffi/backends/nccl/plans/mapped_plan.h"
+#include "ffi/backends/nccl/plans/one_shot_plan.h"
 #include "ffi/backends/nccl/plans/peer_plan.h"
 #include "ffi/backends/nccl/plans/steps.h"
 #include "ffi/base/status.h"
@@ -21,8 +23,9 @@
 namespace jaxcomm {
 
 struct Recipe {
-  Steps steps;      // of the rank
-  CallFacts facts;  // but for those of one call
+  Steps steps;                     // of the rank
+  std::vector<OneShotWork> works;  // the same for our kernels; none where they cannot
+  CallFacts facts;                 // but for those of one call
   // The copies of all ranks; null if there are too few bytes for them, or nobody asked.
   std::shared_ptr<const PeerPlan> copies;
   // The rank's part of them between processes; null where nobody asked.
