@@ -118,7 +118,7 @@ develop: $(VENV)/.extra-$(EXTRAS) ## put the extension into jaxcomm/, to work in
 # other cores meanwhile.
 check: $(VENV)/.extra-test $(LINT_REQUIRES) cppbuild ## lint, types and one test of each file: the inner loop
 	@$(SUBMAKE) lint > $(BUILD)/lint.log 2>&1 & lint=$$!; trap 'kill $$lint 2> /dev/null || true' EXIT; status=0; \
-	$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$' || status=$$?; \
+	$(TOOLS) ctest --test-dir $(BUILD) -j 2 --output-on-failure --no-tests=error -R '^($(CHECK_CPP))$$' || status=$$?; \
 	$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) --one-of-each $(ARGS) || status=$$?; \
 	wait $$lint || status=$$?; cat $(BUILD)/lint.log; exit $$status
 
@@ -132,8 +132,9 @@ smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
 smoke-tests:
 	@$(FAKE_NCCL) $(TEST_CACHE) $(RUN) $(PYTEST) $(REPORT) --one-of-each $(ARGS)
 
+# Side by side: most of their time they wait for a timeout or another process.
 cpptest: cppbuild ## C++ tests, built from the objects of the installed extension
-	@$(TOOLS) ctest --test-dir $(BUILD) --output-on-failure --no-tests=error \
+	@$(TOOLS) ctest --test-dir $(BUILD) -j $(TEST_WORKERS) --output-on-failure --no-tests=error \
 	  --output-junit $(abspath $(BUILD))/ctest.xml $(CTEST_ARGS)
 
 cppbuild: $(INSTALLED)

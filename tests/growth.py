@@ -76,8 +76,8 @@ def communicators():
     return turn
 
 
-def measure(turn, rounds=7):
-    for _ in range(10):  # the allocator's arenas, one for each thread, fill
+def measure(turn, rounds=5):
+    for _ in range(8):  # the allocator's arenas, one for each thread, fill
         turn()
     held = [member.stats()["host_bytes"] for member in jaxcomm.communicators()]
     grown = []

@@ -66,8 +66,9 @@ def assert_bits(found, expected, what):
 @pytest.mark.parametrize(
     ("ranks", "backend"),
     [
-        *((ranks, None) for ranks in (1, 2, 3, 4, 6, 8)),
-        *(pytest.param(ranks, "xla", marks=alike) for ranks in (1, 2, 3, 8)),
+        *((ranks, None) for ranks in (1, 3, 8)),
+        *(pytest.param(ranks, None, marks=alike) for ranks in (2, 6)),
+        *(pytest.param(ranks, "xla", marks=alike) for ranks in (1, 3, 8)),
     ],
 )
 def test_sums_are_trees_on_every_number_of_ranks(
@@ -230,8 +231,8 @@ import jaxcomm
 
 rng = np.random.default_rng(0)
 a, b, c = (rng.standard_normal((16, 20_001)).astype(np.float32) for _ in range(3))
-for backend in ("host", "xla"):
-    for ranks in (1, 2, 4, 8, 16):
+for backend, sizes in ("host", (1, 4, 16)), ("xla", (1, 2, 16)):
+    for ranks in sizes:
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("i",))
         def program(a, b, c):
             leaves = jaxcomm.local_sum(a * b)
@@ -272,7 +273,7 @@ def test_programs_of_1_to_16_devices_round_alike_as_xla_optimizes_them():
     both, mapped = tree(a * b) + c[0], tree(a * c) + c[0]
     narrow = tree((a * b).astype(jnp.bfloat16).astype(np.float32))
     narrow = (narrow.astype(jnp.bfloat16) * jnp.bfloat16(3)).astype(np.float32)
-    assert len(lines) == 10
+    assert len(lines) == 6
     assert len({updated for *_, updated in lines}) == 1
     for ranks, *found, _ in lines:
         of_ranks = tree(a[:: 16 // ranks] * b[:: 16 // ranks]) + c[0]

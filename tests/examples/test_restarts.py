@@ -21,7 +21,7 @@ def test_killed_processes_change_nothing(folder):
     process = folder.start(
         *("-m", "jaxcomm.launch", "-n2", "--max-restarts=10", "--grace=0.3"),
         *(str(PROGRAM), *SMALL, "--steps=9", "--checkpoint_every=3"),
-        "--output=disturbed",
+        *("--data=2", "--context=1", "--output=disturbed"),
     )
     out, err = folder.ended(process)
     assert process.returncode == 0, err
@@ -34,7 +34,7 @@ def test_killed_processes_change_nothing(folder):
     assert not [path for path in saved.iterdir() if "tmp" in path.name]
     # As in one process that nobody kills.
     settings = Settings(
-        data=1, context=2, sequence=61, layers=1, width=16, steps=9,
+        data=2, context=1, sequence=61, layers=1, width=16, steps=9,
         text=folder.path / "text.txt", output=folder.path / "none",
     )  # fmt: skip
     training = Training(settings, data.load(settings.text, settings.sequence))

@@ -75,15 +75,15 @@ def test_resumes_to_the_same_bits_and_on_another_ring(settings, finished):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(training.state), state)
 
 
-def test_twenty_steps_on_1_2_and_4_devices_give_the_same_bits(settings, tmp_path):
-    """The run on two goes on from the checkpoint of the run on four."""
+def test_twenty_steps_on_4_and_1_devices_give_the_same_bits(settings, tmp_path):
+    """The run on one goes on from the checkpoint of the run on four."""
     digests, losses = [], []
-    for devices in (4, 1, 2):
+    for devices in (4, 1):
         training = begin(
             settings, data=devices, context=1, microbatches=8, steps=20,
-            output=tmp_path, resume=devices == 2,
+            output=tmp_path, resume=devices == 1,
         )  # fmt: skip
-        assert len(training.losses) == (10 if devices == 2 else 0)
+        assert len(training.losses) == (10 if devices == 1 else 0)
         while len(training.losses) < 20:
             training.advance()
             if devices == 4 and len(training.losses) == 10:
@@ -91,8 +91,8 @@ def test_twenty_steps_on_1_2_and_4_devices_give_the_same_bits(settings, tmp_path
         training.checkpoints.close()
         digests.append(training.digest())
         losses.append(training.losses)
-    assert digests == digests[:1] * 3
-    assert losses == losses[:1] * 3
+    assert digests == digests[:1] * 2
+    assert losses == losses[:1] * 2
     assert losses[0][-1] < losses[0][0]
 
 

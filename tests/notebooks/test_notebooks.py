@@ -13,6 +13,7 @@ import waiting
 
 pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.multiprocess]
 FOLDER = Path(__file__).parents[2] / "notebooks"
+LONG = {"02", "03", "06", "07"}
 # What the reader is told to look at.
 SHOWN = {
     "01_first_collective": ["<table>", "data x context", "row means: [0. 0.]"],
@@ -110,12 +111,9 @@ def code_cells(notebook):
 @pytest.mark.parametrize(
     "name",
     [
-        # Those that train compile for long, and tests/examples show what they would; of
-        # a process that dies tests/faults do.
-        pytest.param(
-            path.stem,
-            marks=[pytest.mark.thorough] * (path.stem[:2] in ("03", "06", "07")),
-        )
+        # These compile for long, or kill processes: tests/attention, tests/examples and
+        # tests/faults show what they would.
+        pytest.param(path.stem, marks=[pytest.mark.thorough] * (path.stem[:2] in LONG))
         for path in sorted(FOLDER.glob("*.ipynb"))
     ],
 )

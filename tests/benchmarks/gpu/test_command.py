@@ -29,6 +29,7 @@ def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
     assert [(row["part"], row["met"]) for row in rest] == [("torch", None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.multiprocess
 def test_several_processes_are_one_run(bench_gpu):
     done = bench_gpu("--only", "lanes", "--ranks", "4", "--processes", "2")
