@@ -404,7 +404,8 @@ class PackedRing:
         """Return those of the given queries, and of another rank's block."""
 
         def none(of):
-            shapes = saved.out.shape, block.key.shape, block.value.shape
+            rows = *saved.out.shape[:3], block.key.shape[3]
+            shapes = rows, block.key.shape, block.value.shape
             sums = self.ring.own.sum_dtype
             return [jnp.zeros_like(saved.out, sums, shape=shape) for shape in shapes]
 

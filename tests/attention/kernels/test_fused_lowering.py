@@ -105,7 +105,10 @@ def test_flash_pads_values_where_cudnn_cannot_serve(lowered, monkeypatch, gpu):
     how = {"mesh": _on_gpus(4), **GRADS, **LATENT}
     assert kernels_of(lowered(**how)) == {"cudnn"}
     # The other way is for documents in any order.
-    assert kernels_of(lowered(ids=True, **how)) == {"flash", "pallas"}
+    beside = {"mesh": _on_gpus(4, data=2), "schedule": "contiguous"}
+    for more in ({}, beside):
+        found = kernels_of(lowered(ids=True, **how | more))
+        assert found == {"flash", "pallas"}
     monkeypatch.setattr(gpus, "cudnn_version", lambda: 90900)
     assert kernels_of(lowered(**how)) == {"flash"}
     text = lowered(**how).as_text()
@@ -139,11 +142,12 @@ def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule
     assert sum(both.values()) <= 30
 
 
-def _on_gpus(size):
+def _on_gpus(size, **others):
     device = jax.sharding.AbstractDevice("a GPU", None, "gpu")
-    auto = (jax.sharding.AxisType.Auto,)
+    axes = others | {"context": size}
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
     return jax.sharding.AbstractMesh(
-        (size,), ("context",), auto, abstract_device=device
+        tuple(axes.values()), tuple(axes), auto, abstract_device=device
     )
 
 
