@@ -158,6 +158,8 @@ class Layout:
                 "order alone. The numbers are in tokens.positions. Call the layout "
                 "whose reorder returned the tokens."
             )
+        if self.order.shape[-2] != self.size:
+            raise TypeError("Layout: other ranks' tokens are not known: see order.py.")
         return self.order
 
     @property

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention import arguments, permutation
+from jaxcomm.attention import arguments, order, permutation
 from jaxcomm.attention.arguments import AttentionOptions
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
 from jaxcomm.attention.kernels.selection import Refused
@@ -57,7 +57,7 @@ def _attend(call: AttentionCall, inputs: Inputs, sinks, is_right):
 def _forward(call: AttentionCall, inputs: Inputs, sinks, is_right):
     inputs = inputs._replace(is_right=is_right)
     if not call.strategy.judges:
-        inputs = inputs.poisoned()
+        inputs = inputs.gathered(call).poisoned()
     # JAX traces both rules when it differentiates: the caller's scope may be gone.
     with SCOPE(call.scope):
         (out, lse), kept = call.strategy.forward(call, inputs)
@@ -171,7 +171,11 @@ def attend_on_ranks(
     )
     # The backward pass uses it too: see `AttentionCall.scope`.
     with SCOPE(named.scope):
-        queries = held_tokens(tokens, arrays.query, axis_name, what, "query", "tokens")
+        # With a table few strategies need the order of others.
+        of_all = key_tokens is not None or getattr(tokens, "table", None) is None
+        queries = held_tokens(
+            tokens, arrays.query, axis_name, what, "query", "tokens", of_all
+        )
         keys = None
         if key_tokens is not None:
             keys = held_tokens(
@@ -213,8 +217,12 @@ def attend_on_ranks(
     return out, jnp.where(is_empty(residual), -jnp.inf, residual)
 
 
-def held_tokens(given, x, axis_name, what: str, name: str, argument: str):
-    """Return the tokens of an array, and who holds which positions."""
+def held_tokens(given, x, axis_name, what: str, name: str, argument: str, of_all=True):
+    """Return the tokens of an array, and who holds which positions.
+
+    Args:
+      of_all: if False, order that is data may be that of this rank.
+    """
     if isinstance(given, Layout):
         if not given.is_natural:
             raise TypeError(f"{what}: {no_positions(given.schedule, argument)}")
@@ -242,7 +250,7 @@ def held_tokens(given, x, axis_name, what: str, name: str, argument: str):
                 f"{name} has {batch} sequences of {count} tokens. Split what "
                 "layout.reorder returned as the batch is."
             )
-    return given, layout_of_ranks(given, axis_name, what, argument)
+    return given, layout_of_ranks(given, axis_name, what, argument, of_all)
 
 
 def _ids(queries: Tokens, keys: Tokens, shapes, what: str):
@@ -285,7 +293,7 @@ def with_padding(ids, layout: Layout, rank):
     """Return the ids of a rank's tokens, negative where the layout has padding."""
     if ids is None or layout.length == layout.size * layout.local_length:
         return ids
-    return jnp.where(layout.positions_of(rank) < layout.length, ids, PADDING)
+    return jnp.where(order.held(layout, rank) < layout.length, ids, PADDING)
 
 
 def _inputs(what: str, arrays: Arrays, queries, keys):

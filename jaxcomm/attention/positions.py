@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat, config
+from jaxcomm.attention import order
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.permutation import no_positions
@@ -38,8 +39,14 @@ def check_axis(layout: Layout, axis_name, what: str) -> None:
         )
 
 
-def layout_of_ranks(tokens: Tokens, axis_name, what: str, argument: str) -> Layout:
-    """Return the layout of tokens; order that is data is gathered from the ranks."""
+def layout_of_ranks(
+    tokens: Tokens, axis_name, what: str, argument: str, of_all: bool = True
+) -> Layout:
+    """Return the layout of tokens; order that is data is gathered from the ranks.
+
+    Args:
+      of_all: if False, the order is that of this rank: see ``order``.
+    """
     layout = tokens.layout
     if not isinstance(layout.order, jax.ShapeDtypeStruct):
         return layout
@@ -49,8 +56,8 @@ def layout_of_ranks(tokens: Tokens, axis_name, what: str, argument: str) -> Layo
     if held.ndim == 2 and not layout.differs_by_row:
         # All rows have the same: see are_right.
         held = held[0] if len(held) else jnp.zeros(held.shape[1:], held.dtype)
-    order = all_gather(held, axis_name, axis=held.ndim - 1)
-    return layout._with_order(jnp.where(order < 0, layout.length, order))
+    found = order.of_rank(layout, held)
+    return order.of_all(found, axis_name) if of_all else found
 
 
 def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="tokens"):
@@ -78,7 +85,8 @@ def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="to
             f"{what}: {argument}.positions has dtype {positions.dtype}. Pass the "
             "tokens that layout.reorder returned."
         )
-    expected = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
+    expected = order.held(layout, jax.lax.axis_index(axis_name))
+    expected = jnp.asarray(expected)
     expected = jnp.where(expected < layout.length, expected, PADDING)
     shape = positions.shape
     fits = len(shape) in (1, 2) and shape[-1:] == expected.shape[-1:]
@@ -88,6 +96,10 @@ def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="to
             f"{expected.shape} is expected, or a row of it for each sequence. Split "
             "what layout.reorder returned as the batch is."
         )
+    is_taken = isinstance(tokens.layout.order, jax.ShapeDtypeStruct)
+    if is_taken and (layout.differs_by_row or positions.size == shape[-1]):
+        # The order of the layout is these positions: see layout_of_ranks.
+        return None
     found = positions.astype(jnp.int32).reshape(-1)
     expected = jnp.broadcast_to(expected, shape).reshape(-1)
     mistake = _first_mistake(found, expected, shape[-1])

@@ -11,7 +11,7 @@ _WAITS = {"case", "if", "while"}
 _SENDS = {"all_gather", "all_to_all", "collective_permute", "reduce_scatter"}
 
 
-def of(lowered, least: int) -> collections.Counter:
+def of(lowered, least: int, part=None) -> collections.Counter:
     """Count by kind what a lowered program starts.
 
     The rule: a custom call, a move of ``least`` elements or more, and each array that
@@ -20,6 +20,7 @@ def of(lowered, least: int) -> collections.Counter:
     Args:
       lowered: what ``jax.jit(f).lower()`` returns.
       least: elements that are not few.
+      part: a region of it. If None, all of it.
     """
     module, found = lowered.compiler_ir("stablehlo"), collections.Counter()
     functions = {x.attributes["sym_name"].value: x for x in module.body.operations}
@@ -40,12 +41,39 @@ def of(lowered, least: int) -> collections.Counter:
         elif name in _MOVES and _moves(operation, least):
             found[name] += 1
         for region in operation.regions:
-            for block in region.blocks:
-                for inner in block.operations:
-                    count(inner.operation)
+            inside(region)
 
-    count(functions["main"].operation)
+    def inside(region):
+        for block in region.blocks:
+            for inner in block.operations:
+                count(inner.operation)
+
+    if part is None:
+        count(functions["main"].operation)
+    else:
+        inside(part)
     return +found
+
+
+def of_branches(lowered, least: int) -> list[collections.Counter]:
+    """Count what each branch of the first that a lowered program has starts."""
+
+    def first(operation):
+        if operation.name == "stablehlo.case":
+            return operation
+        inner = (
+            first(x.operation)
+            for region in operation.regions
+            for block in region.blocks
+            for x in block.operations
+        )
+        return next((x for x in inner if x is not None), None)
+
+    found = (
+        first(x.operation) for x in lowered.compiler_ir("stablehlo").body.operations
+    )
+    case = next(x for x in found if x is not None)
+    return [of(lowered, least, branch) for branch in case.regions]
 
 
 def outside_of_branches(lowered) -> collections.Counter:

@@ -67,6 +67,7 @@ class Gathered(Strategy):
         """Return the gradient of the whole bias from that of its columns."""
 
     def forward(self, call, inputs):
+        inputs = inputs.gathered(call)
         ways = self._ways(call, inputs)
         if ways is None:
             inputs = inputs.poisoned()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.layout import Layout
@@ -239,8 +240,12 @@ def hop_of_block(
     """Return the hop of the keys of member ``me - distance``."""
     count = block.key.shape[1]
     me, source = members_at(call, width, distance)
-    queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
-    keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
+    if order.is_of_all(inputs.query_layout):
+        queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
+        keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
+    else:  # A rank's own keys.
+        at = order.held(inputs.query_layout, me)
+        queries, keys = (Coordinates(at, x) for x in (inputs.query_ids, block[2]))
     which = None
     if len(hop.blocks) > 1:
         # Ranks are in the order of their first positions: see Blocks.

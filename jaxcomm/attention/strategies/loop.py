@@ -68,10 +68,22 @@ class Loop:
         Args:
           block: to begin with.
         """
-        ring = copy.copy(self)
+        ring = self.gathered()
         ring.own_block = block or self.own_block
         ring.own, ring.others = map(unpacked, (self.own, self.others))
         ring.is_unpacked = True
+        return ring
+
+    def gathered(self, inputs: Inputs | None = None) -> "Loop":
+        """Return the same hops, with the order of all ranks' tokens.
+
+        Args:
+          inputs: of the same shapes. If None, those that are here.
+        """
+        ring = copy.copy(self)
+        ring.inputs = (inputs or self.inputs).gathered(self.call)
+        if inputs is not None:
+            ring.own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
         return ring
 
     @property

@@ -52,14 +52,13 @@ class Ring(Strategy):
         ring = Loop(self.width, call, inputs)
         packed = packed_ring(ring)
         if packed is None:
-            ring = Loop(self.width, call, inputs.poisoned())
+            ring = ring.gathered(inputs.poisoned())
             seen = ring.last_seen(ring.inputs) if ring.may_end_early else None
             (out, lse), block = self._attend(ring, seen)
             return (out.astype(lse.dtype), lse), (ring.kept(block), seen)
-        (out, lse), kept = packed.forward(
-            packed.look(), lambda: self._attend(ring.unpacked(), None)[0]
-        )
-        return (out.astype(lse.dtype), lse), (inputs, kept)
+        found = packed.look()
+        out, lse = packed.forward(found, lambda: self._attend(ring.unpacked(), None)[0])
+        return (out.astype(lse.dtype), lse), (inputs, found)
 
     def _attend(self, ring: Loop, seen):
         """Return (out, lse) and the last block, by hops that any kernel computes."""

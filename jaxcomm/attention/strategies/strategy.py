@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import compat
+from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout
@@ -118,6 +119,15 @@ class Inputs(NamedTuple):
     key_layout: Layout
     is_right: Any = None
     table: Any = None
+
+    def gathered(self, call: "AttentionCall") -> "Inputs":
+        """Return inputs with layouts that know the order of all ranks' tokens."""
+        query, key = (
+            order.of_all(x, call.axis_name)
+            for x in (self.query_layout, self.key_layout)
+        )
+        key = query if self.query_layout is self.key_layout else key
+        return self._replace(query_layout=query, key_layout=key)
 
     def poisoned(self) -> "Inputs":
         """Return inputs of which wrong tokens make results NaN, where they are seen.
@@ -250,8 +260,9 @@ class Strategy(abc.ABC):
 
     Attributes:
       name: an identifier.
-      judges: whether it makes results of wrong tokens NaN, by ``Inputs.is_right``. Else
-        it is given inputs that are poisoned.
+      judges: whether it makes results of wrong tokens NaN, by ``Inputs.is_right``, and
+        asks for the order of others' tokens where it needs that. Else it is given
+        inputs that are poisoned and gathered.
     """
 
     name: ClassVar[str]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
+from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash.pieces import Pieces
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import is_flash
@@ -153,7 +154,7 @@ class Pieced(NamedTuple):
     def of(cls, call: AttentionCall, inputs: Inputs, most: int) -> "Pieced":
         """Return them. It costs a sum of some KiB for each rank."""
         rank = call.rank()
-        tokens = Coordinates(inputs.query_layout.positions_of(rank), inputs.query_ids)
+        tokens = Coordinates(order.held(inputs.query_layout, rank), inputs.query_ids)
         own, is_right = Pieces.of(tokens, most)
         flags = is_right, True if inputs.is_right is None else inputs.is_right
         flags = jnp.stack([jnp.asarray(x) for x in flags]).astype(jnp.int32)

@@ -87,13 +87,20 @@ class Pieces(NamedTuple):
         following = jax.lax.cummin(begin, reverse=True)
         return jnp.pad(following[1:], (0, 1), constant_values=tokens)
 
-    def segment_ids(self, window: "Window"):
-        """Return the documents of the tokens in a window, int32 (B, count)."""
-        row = jnp.arange(window.batch, dtype=jnp.int32)[:, None, None]
-        inside = jax.lax.iota(jnp.int32, window.count)[:, None]
-        place = row * window.tokens + window.at + inside
-        is_here = (self.start <= place) & (place < self.end)
-        return jnp.where(is_here, self.document - PADDING, 0).sum(2) + PADDING
+    def segment_ids(self, batch: int, tokens: int):
+        """Return the documents of a rank's tokens, int32 (B, T)."""
+        documents = jnp.where(self._of(batch * tokens), self.document - PADDING, 0)
+        return (documents.sum(1) + PADDING).reshape(batch, tokens)
+
+    def are_of(self, segment_ids):
+        """Return whether tokens, int32 (B, T), are of the documents of the pieces."""
+        differs = segment_ids.reshape(-1, 1) != self.document
+        return ~(self._of(segment_ids.size) & differs).any()
+
+    def _of(self, tokens: int):
+        """Return which tokens each piece has, bool (tokens, most)."""
+        place = jax.lax.iota(jnp.int32, tokens)[:, None]
+        return (self.start <= place) & (place < self.end)
 
 
 def places(differs, most: int):
@@ -117,22 +124,20 @@ class Seen(NamedTuple):
     """What the pieces of a rank's queries see of another rank's keys.
 
     int32 (most,) each, all of them ascending. Of a piece that sees nothing queries and
-    keys are empty. It is not further behind the piece before than a row has tokens.
+    keys are empty.
 
     Attributes:
       first, end: the queries.
       key, key_end: the keys, all of which these queries see.
-      row: of the batch.
     """
 
     first: Any
     end: Any
     key: Any
     key_end: Any
-    row: Any
 
     @classmethod
-    def of(cls, queries: Pieces, keys: Pieces, mask: Mask, shape, key_tokens: int):
+    def of(cls, queries: Pieces, keys: Pieces, *, mask: Mask, batch: int, tokens: int):
         """Return it, and whether it is all that is seen.
 
         It is not where queries of one document see different keys.
@@ -140,8 +145,7 @@ class Seen(NamedTuple):
         Args:
           queries, keys: pieces that are right, of a rank and of another.
           mask: causal, or none.
-          shape: (B, T) of the queries.
-          key_tokens: how many keys a row has.
+          batch, tokens: rows, and how many tokens each has.
         """
         is_seen = queries.document[:, None] == keys.document
         is_seen &= (queries.row[:, None] == keys.row) & (keys.document >= 0)
@@ -155,94 +159,26 @@ class Seen(NamedTuple):
         goes_on = sees & before & ~queries.begins
         is_all = (~goes_on | (key_end == end_before)).all()
         is_first = sees & ~goes_on
-        ends = queries.document_ends(shape[0] * shape[1])
+        ends = queries.document_ends(batch * tokens)
         end = jax.lax.cummax(jnp.where(is_first, ends, queries.end))
         first = jnp.where(is_first, queries.start, end)
-        row_begins = queries.row * key_tokens
+        row_begins = queries.row * tokens
         key_end = jax.lax.cummax(jnp.where(is_first, key_end, row_begins))
         key = jnp.where(is_first, key, key_end)
-        return cls(first, end, key, key_end, queries.row), is_all
+        return cls(first, end, key, key_end), is_all
 
-    def starts(self, queries: "Window", keys: "Window") -> Starts:
+    def starts(self, queries: int, keys: int) -> Starts:
         """Return the starts of sequences: what is seen, and between that the rest.
 
         Args:
-          queries, keys: what is given of them, among which are all that see and are
-            seen.
+          queries, keys: how many there are, in all rows.
         """
-        first, end = (queries.places(x, self.row) for x in (self.first, self.end))
-        key, key_end = (keys.places(x, self.row) for x in (self.key, self.key_end))
-        before, key_before = (jnp.pad(x, (1, 0))[:-1] for x in (end, key_end))
+        before, key_before = (jnp.pad(x, (1, 0))[:-1] for x in (self.end, self.key_end))
+        end, key_end = self.end[-1], self.key_end[-1]
         return joined(
-            [(before, key_before), (before, key), (first, key)],
-            [
-                (end[-1], key_end[-1]),
-                (end[-1], keys.total),
-                (queries.total, keys.total),
-            ],
+            [(before, key_before), (before, self.key), (self.first, self.key)],
+            [(end, key_end), (end, keys), (queries, keys)],
         )
-
-
-class Window(NamedTuple):
-    """A part of the tokens of each row: ``count`` from ``at`` on.
-
-    Attributes:
-      at: the first, int or int32 scalar.
-      count: how many.
-      batch, tokens: rows, and how many tokens each has.
-    """
-
-    at: Any
-    count: int
-    batch: int
-    tokens: int
-
-    @property
-    def total(self) -> int:
-        """How many tokens are given, of all rows."""
-        return self.batch * self.count
-
-    @property
-    def is_all(self) -> bool:
-        """Whether all tokens are given."""
-        return self.count == self.tokens
-
-    def of(self, x):
-        """Return its tokens of (B, T, ...) or of (T,)."""
-        if self.is_all:
-            return x
-        axis = min(1, x.ndim - 1)
-        return jax.lax.dynamic_slice_in_dim(x, self.at, self.count, axis)
-
-    def over(self, x, part):
-        """Return (B, T, ...) with other tokens."""
-        part = part.astype(x.dtype)
-        if self.is_all:
-            return part
-        # Else the kernel that made x works on a copy: see halo.py.
-        x, part = jax.lax.optimization_barrier((x, part))
-        return jax.lax.dynamic_update_slice_in_dim(x, part, self.at, axis=1)
-
-    def places(self, x, row):
-        """Return the places of tokens among those that are given."""
-        inside = jnp.clip(x - row * self.tokens - self.at, 0, self.count)
-        return row * self.count + inside
-
-
-def bounds(first, end, row, tokens: int):
-    """Return where the first of some parts of rows begins, and where the last ends.
-
-    Args:
-      first, end: int32 (most,), places in all rows; of empty parts they are equal.
-      row: which row each is in.
-      tokens: of a row.
-
-    Returns:
-      int32 scalars, places in a row. The end is 0 where all parts are empty.
-    """
-    is_part = end > first
-    first = jnp.where(is_part, first - row * tokens, tokens).min()
-    return first, jnp.where(is_part, end - row * tokens, 0).max()
 
 
 def joined(each, ends) -> Starts:

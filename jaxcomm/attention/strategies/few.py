@@ -1,0 +1,180 @@
+"""A ring of documents of which few are cut: one gather, and one call more.
+
+Each rank sends the part of its keys that others see. Its queries that see any are one
+call of the packed kernel: as many times as there are other ranks, each time for the
+keys of one. What there is less of than fits has sequences of no length.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm.attention.kernels.flash.pieces import Starts
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.mask import Coordinates, Mask, Run
+from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.table import few
+from jaxcomm.collectives.all_to_all import all_to_all
+from jaxcomm.collectives.split_phase import all_gather_start
+
+
+class Few(NamedTuple):
+    """Which tokens are sent and computed.
+
+    Attributes:
+      at: int32 (B, 1 + ranks), as in ``Table``.
+      starts: of the sequences of the one call.
+    """
+
+    at: Any
+    starts: Starts
+
+    @classmethod
+    def of(cls, at, starts, shape: tuple[int, int]) -> "Few":
+        """Return what one measure of a table says.
+
+        Args:
+          starts: int32 (B, 2, sequences + 1).
+          shape: how many queries and keys a row of the call has.
+        """
+        return cls(at, Starts(*(in_rows(starts[:, i], n) for i, n in enumerate(shape))))
+
+
+def in_rows(starts, tokens: int):
+    """Return starts of rows, one behind the other: int32 (B, n) to (B * n,).
+
+    Between two rows lies a sequence of no length.
+    """
+    row = jnp.arange(len(starts), dtype=jnp.int32) * tokens
+    return (starts + row[:, None]).reshape(-1)
+
+
+class FewHops:
+    """The hops of other ranks' keys, of a ring in which few are seen.
+
+    Attributes:
+      ring: the hops of the call.
+      queries, keys: the parts of this rank's tokens that see, and that are seen.
+    """
+
+    def __init__(self, ring: Loop, way: int, known: Few):
+        self.ring, self.size, self.known = ring, ring.call.size, known
+        count = few(ring.inputs.query.shape[1], way)
+        self.queries = _Part(known.at[:, 0], count)
+        self.keys = _Part(known.at[:, 1 + ring.call.rank()], count)
+
+    @staticmethod
+    def shape(size: int, count: int) -> tuple[int, int]:
+        """Return how many queries and keys a row of the call has."""
+        return (size - 1) * count, size * count
+
+    def start(self):
+        """Begin to collect the keys that are seen."""
+        ring = self.ring
+        sent = [self.keys.of(x) for x in ring.own_block[:2]]
+        return all_gather_start(sent, ring.call.axis_name, axis=1, tiled=True)
+
+    def attend(self, out, lse, keys):
+        """Return (out, lse) of a rank's own keys merged with those that came."""
+        found = hop_forward(self._hop(keys))
+        others = zip(*map(self._apart, found), strict=True)
+        own = self.queries.of(out).astype(lse.dtype), self.queries.of(lse)
+        merged = merge(own, *others)
+        return self.queries.over(out, merged[0]), self.queries.over(lse, merged[1])
+
+    def differentiate(self, own: Grads, saved: Saved, keys) -> Grads:
+        """Return the gradients of a rank's own keys with those of the others' added."""
+        hop = self._hop(keys)
+        part = jax.tree.map(self._copies, saved)
+        found = hop_backward(hop, part.with_delta(hop))
+        dtype = hop.query.dtype
+        # They are the kernel's, which rounds, and nothing was added.
+        back = all_to_all(
+            [x.astype(dtype) for x in (found.key, found.value)],
+            self.ring.call.axis_name, 1, 1, tiled=True,
+        )  # fmt: skip
+        sums = found.query.dtype
+        query = self._add(self.queries, own.query, self._apart(found.query), sums)
+        key, value = (
+            self._add(self.keys, x, self._apart(y), sums)
+            for x, y in zip(own[1:3], back, strict=True)
+        )
+        return Grads(query, key, value)
+
+    def _apart(self, x) -> list:
+        """Return the parts of an array, each of so many tokens as are few."""
+        count = self.queries.count
+        parts = x.reshape(x.shape[0], -1, count, *x.shape[2:])
+        return [parts[:, i] for i in range(parts.shape[1])]
+
+    def _copies(self, x):
+        """Return the few queries' part of an array, for each other rank once."""
+        x = self.queries.of(x)[:, None]
+        shape = x.shape[0], self.size - 1, *x.shape[2:]
+        return jnp.broadcast_to(x, shape).reshape(shape[0], -1, *shape[3:])
+
+    @staticmethod
+    def _add(part: "_Part", x, added: list, dtype):
+        total = sum((each.astype(dtype) for each in added), part.of(x).astype(dtype))
+        return part.over(x, total)
+
+    def _hop(self, keys) -> Hop:
+        """Return the hop of the few queries, each time, and of all keys that came.
+
+        For a kernel that does not know packed sequences a sequence is a document.
+        """
+        query, starts = self._copies(self.ring.inputs.query), self.known.starts
+        batch, *_ = keys[0].shape
+        counts = self.shape(self.size, self.queries.count)
+        queries, of_keys = (
+            _numbers_in(x, batch, count)
+            for x, count in zip(starts, counts, strict=True)
+        )
+        return self.ring.others.replace(
+            query=query,
+            key=keys[0],
+            value=keys[1],
+            queries=queries,
+            keys=of_keys,
+            mask=Mask(None, None, 1, 1),
+            query_segments=counts[:1],
+            key_segments=counts[1:],
+            blocks=(),
+            block=None,
+            runs=(Run((0, counts[0]), (0, counts[1]), "apart", False),),
+            packed=(starts,),
+        )
+
+
+def _numbers_in(starts, batch: int, count: int) -> Coordinates:
+    """Return tokens of which each has the number of its sequence as its document."""
+    place = jax.lax.iota(jnp.int32, batch * count)[:, None]
+    number = (starts <= place).sum(1, dtype=jnp.int32)
+    return Coordinates(jnp.zeros(count, jnp.int32), number.reshape(batch, count))
+
+
+class _Part(NamedTuple):
+    """A part of the tokens of each row: ``count`` from ``at`` on, int32 (B,)."""
+
+    at: Any
+    count: int
+
+    def of(self, x):
+        """Return its tokens of (B, T, ...)."""
+        if len(x) == 1:
+            return jax.lax.dynamic_slice_in_dim(x, self.at[0], self.count, axis=1)
+        part = jax.vmap(lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, self.count))
+        return part(x, self.at)
+
+    def over(self, x, part):
+        """Return (B, T, ...) with other tokens."""
+        # Else the kernel that made x works on a copy: see halo.py.
+        x, part = jax.lax.optimization_barrier((x, part.astype(x.dtype)))
+        write = jax.lax.dynamic_update_slice_in_dim
+        if len(x) == 1:
+            return write(x, part, self.at[0], axis=1)
+        return jax.vmap(lambda x, part, at: write(x, part, at, axis=0))(
+            x, part, self.at
+        )
