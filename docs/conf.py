@@ -36,7 +36,7 @@ html_theme = "furo"
 html_title = f"jaxcomm {release}"
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["pages.css"]
 
 # GitHub's anchors, which links between pages use.
 myst_heading_anchors = 4
