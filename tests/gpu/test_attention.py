@@ -75,6 +75,10 @@ CASES = [
     ("ulysses", "zigzag", "plain", "flash"),
     ("ulysses", "contiguous", "window in documents", "flash"),
     ("ulysses", "zigzag", "many", None),
+    # Heads of multi-head latent attention.
+    ("ring", "zigzag", "latent causal", "cudnn"),
+    ("ring", "contiguous", "latent documents", "flash"),
+    ("halo", "contiguous", "latent window", "cudnn"),
 ]
 
 
@@ -83,9 +87,12 @@ def test_attention_equals_float64(ring, gpus, strategy, schedule, name, kernel):
     if not gpus and name not in ("documents", "both sides"):
         pytest.skip("tests/attention/test_options.py has the same without a GPU")
     tokens, heads, head_size = (768, 8, 64) if gpus else (20, 4, 8)
+    value_size = head_size
+    if name.startswith("latent "):
+        head_size, value_size = 192, 128
     shapes = (1, tokens, heads, head_size), (1, tokens, 2, head_size)
-    *arrays, grads = split.inputs(*shapes, dtype=jnp.bfloat16)
-    options = _options(tokens, heads)[name]
+    *arrays, grads = split.inputs(*shapes, dtype=jnp.bfloat16, value_size=value_size)
+    options = _options(tokens, heads)[name.removeprefix("latent ")]
     # Kernels treat the gradient of a residual apart: every other case has one.
     has_residual = len(strategy + schedule + name) % 2 == 0 and kernel != "cudnn"
     grads = grads[0], grads[1] * float(has_residual)
