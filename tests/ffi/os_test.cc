@@ -2,6 +2,7 @@
 // trees, and the end of other processes.
 #include <fcntl.h>
 #include <fenv.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -373,7 +374,7 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
   // begins them.
   pthread_setname_np(pthread_self(), "jaxcomm-train");
   Worker library([&] { library_wakes.Read(); }), worker;
-  Event looked;
+  Event looked, found;
   std::thread looks = Must(StartThread(
       [&] {
         Standstill standstill;
@@ -451,6 +452,9 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
           CHECK_TRUE(!standstill.Look());
         }
         looked.Set();
+        // It waits, and looks for signals several times a second.
+        CHECK_TRUE(Until(is_still));
+        found.Set();
       },
       "jaxcomm-test"));
   {
@@ -458,6 +462,11 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
     over.wait(lock, [&] { return is_over; });
   }
   while (!looked.is_set()) continue;
+  int word = 0;
+  while (!found.is_set()) {
+    timespec moment = {0, 10'000'000};
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, word, &moment, nullptr, 0);
+  }
   looks.join();
 }
 #endif
