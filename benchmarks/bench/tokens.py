@@ -20,5 +20,6 @@ def tokens_of(
       segment_ids: int32 (length,), in natural order.
     """
     _, tokens = layout.reorder(np.empty(layout.length), 0, segment_ids=segment_ids)
+    tokens = tokens.agreed()
     rank = jax.lax.axis_index(axis_name)
     return jax.tree.map(lambda x: jnp.asarray(x).reshape(layout.size, -1)[rank], tokens)

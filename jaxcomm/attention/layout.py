@@ -12,13 +12,13 @@ from jaxcomm.attention.permutation import (
     checked,
     checked_order,
     natural_ids,
-    places_of,
     shifted,
     take,
     token_numbers,
 )
 from jaxcomm.attention.schedules import Schedule, get_schedule
 from jaxcomm.attention.table import table_of
+from jaxcomm.attention.tokens import Tokens
 from jaxcomm.primitives import arguments
 
 
@@ -283,101 +283,6 @@ class Layout:
             )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tokens:
-    """Which tokens of a sequence an array holds: what ``Layout.reorder`` returns.
-
-    Hand it to all that ask for the tokens of a batch: ``ring_attention``,
-    ``relayout``, :meth:`restore`; ``tokens.positions`` to RoPE. It is a pytree of
-    arrays, of shape (B, T) but for the table. Pass it through ``jax.jit`` like other
-    data, and through ``jax.shard_map`` with the spec of the batch's first two
-    dimensions.
-
-    Attributes:
-      layout: of the sequence. Of a :func:`document_layout` it holds the shape of
-        ``order`` alone: the numbers are in the positions.
-      positions: int32 (B, T) or (T,): the position of each token, -1 for padding.
-      segment_ids: int32 of that shape, the document of each token, negative for
-        padding. If None, all tokens are of one document.
-      table: int32 (B, ranks * some), what ranks see of each other's documents. It is
-        made of numpy arrays alone, and without it programs for GPUs look at the ids.
-        Tokens with other ids need another: give ``reorder`` the ids, or leave it None.
-    """
-
-    layout: Layout
-    positions: Any
-    segment_ids: Any = None
-    table: Any = None
-
-    @property
-    def is_padding(self) -> Any:
-        """Which tokens are padding, bool in the shape of the positions.
-
-        They are what ``reorder`` filled the sequence up with, tokens from ``lengths``
-        on, and those whose segment id is negative. Leave all of them out of a loss:
-
-        >>> _, tokens = Layout("contiguous", 2, 3).reorder(jnp.zeros((1, 3)), lengths=2)
-        >>> tokens.is_padding
-        Array([[False, False,  True,  True]], dtype=bool)
-
-        Raises:
-          TypeError: the tokens have no positions.
-        """
-        if not hasattr(self.positions, "shape"):
-            raise TypeError(
-                "Tokens.is_padding: these tokens have no positions. Pass a "
-                "batch through layout.reorder, whose tokens have them."
-            )
-        is_added = self.positions < 0
-        return (
-            is_added if self.segment_ids is None else is_added | (self.segment_ids < 0)
-        )
-
-    def restore(self, x: Any, axis: int = 1) -> Any:
-        """Undo ``Layout.reorder``: put the tokens of all ranks into natural order.
-
-        Args:
-          x: pytree of arrays whose dimension ``axis`` holds the tokens of rank 0, then
-            those of rank 1, and so on.
-          axis: the dimension that counts tokens.
-
-        Returns:
-          A pytree like ``x`` in natural order, without the padding. Where the positions
-          are not those of one sequence of ``layout.length`` tokens, all of it is NaN,
-          or what ``jax.numpy`` fills other dtypes with; outside of ``jax.jit`` it
-          raises.
-
-        Raises:
-          ValueError: ``axis`` is out of range; ``x`` or the positions have another
-            shape than ``reorder`` gave them, or are of another layout.
-          TypeError: ``axis`` is no integer.
-        """
-        what, layout, positions = "Tokens.restore", self.layout, self.positions
-        if not isinstance(positions, jax.Array):
-            positions = np.asarray(positions)
-        held = layout.size * layout.local_length
-        if positions.shape[-1:] != (held,):
-            raise ValueError(
-                f"{what}: positions of shape {positions.shape}, and the {layout.size} "
-                f"ranks of the layout hold {held} tokens. Pass what reorder returned, "
-                "padding included."
-            )
-        places = places_of(positions, layout.length, layout.differs_by_row, what)
-
-        def one(leaf):
-            leaf, at = checked(leaf, axis, what)
-            if leaf.shape[at] != held:
-                raise ValueError(
-                    f"{what}: dimension {at} of x has {leaf.shape[at]} tokens, and the "
-                    f"{layout.size} ranks of the layout hold {held}. Pass what reorder "
-                    "returned, padding included."
-                )
-            layout._check_rows(leaf, at, what)
-            return take(leaf, places, at, fill=None)
-
-        return jax.tree.map(one, x)
-
-
 def _parts_of_layout(layout: Layout):
     return ((jax.tree_util.GetAttrKey("order"), layout.order),), layout._key()
 
@@ -390,16 +295,3 @@ def _layout_of(key, leaves) -> Layout:
 
 
 jax.tree_util.register_pytree_with_keys(Layout, _parts_of_layout, _layout_of)
-
-
-def _parts_of_tokens(tokens: Tokens):
-    names = ("positions", "segment_ids", "table")
-    children = tuple(
-        (jax.tree_util.GetAttrKey(name), getattr(tokens, name)) for name in names
-    )
-    return children, tokens.layout
-
-
-jax.tree_util.register_pytree_with_keys(
-    Tokens, _parts_of_tokens, lambda layout, arrays: Tokens(layout, *arrays)
-)

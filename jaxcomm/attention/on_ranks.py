@@ -171,8 +171,10 @@ def attend_on_ranks(
     )
     # The backward pass uses it too: see `AttentionCall.scope`.
     with SCOPE(named.scope):
-        # With a table few strategies need the order of others.
-        of_all = key_tokens is not None or getattr(tokens, "table", None) is None
+        # With a table few strategies need the order of others; and a bias does.
+        needs_order = key_tokens, arrays.bias, arrays.mask
+        of_all = any(x is not None for x in needs_order)
+        of_all |= getattr(tokens, "table", None) is None
         queries = held_tokens(
             tokens, arrays.query, axis_name, what, "query", "tokens", of_all
         )
@@ -196,7 +198,11 @@ def attend_on_ranks(
             query_ids=with_padding(inputs.query_ids, inputs.query_layout, rank),
             key_ids=with_padding(inputs.key_ids, inputs.key_layout, rank),
         )
-        call = _call(options, problem, inputs, sinks, axis_name, named, keys is None)
+        call_of_options = functools.partial(
+            _call, problem=problem, inputs=inputs, sinks=sinks, axis_name=axis_name,
+            named=named, is_self=keys is None, way=queries[0].way,
+        )  # fmt: skip
+        call = call_of_options(options)
         is_right = all_are_right(queries, keys, axis_name, what)
         everything = vary_alike((inputs, sinks, is_right), named)
         try:
@@ -206,9 +212,7 @@ def attend_on_ranks(
                 raise
             # Its hops are those that most kernels know.
             options = dataclasses.replace(options, strategy=Ring())
-            call = _call(
-                options, problem, inputs, sinks, axis_name, named, keys is None
-            )
+            call = call_of_options(options)
             out, residual = attend(call, *everything)
     if not has_batch:
         out, residual = out[0], residual[0]
@@ -352,6 +356,7 @@ def _call(
     axis_name,
     named,
     is_self: bool,
+    way: int | None,
 ) -> AttentionCall:
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
@@ -364,7 +369,7 @@ def _call(
         kernels=options.kernels,
     )
     strategy = _strategy_of(options, problem)
-    asked = _asked(options.what, hop, strategy, inputs, sinks)
+    asked = _asked(options.what, hop, strategy, inputs, sinks, way)
     return AttentionCall(
         axis_name=axis_name,
         size=problem.size,
@@ -373,10 +378,13 @@ def _call(
         scope=dataclasses.replace(named.scope, part_of=asked),
         bias_dtype=None if bias is None else bias.dtype.name,
         is_self=is_self,
+        way=way,
     )
 
 
-def _asked(what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks) -> str:
+def _asked(
+    what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks, way: int | None
+) -> str:
     """Return a call with what all ranks must have asked for, to be compared.
 
     Options by their effect: a window that reaches the first key is none. The same on
@@ -400,6 +408,7 @@ def _asked(what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks) -> st
         **{name: x for name, x in numbers.items() if isinstance(x, (int, str))},
         "length": mask.query_length,
         "schedule": inputs.query_layout.schedule.name,
+        "tokens.way": way,
     }
     if inputs.key_layout != inputs.query_layout:
         asked["key_length"] = mask.key_length

@@ -68,7 +68,8 @@ def relayout(
                 f"{what}: {tokens.layout!r} is no layout. Pass tokens that layout."
                 "reorder returned, or jaxcomm.Layout(schedule, size, length)."
             )
-    source, target = held.layout, wanted.layout
+    layouts: tuple[Layout, Layout] = held.layout, wanted.layout
+    source, target = layouts
     if (source.size, source.length) != (target.size, target.length):
         raise ValueError(
             f"{what}: from {source.length} tokens on {source.size} ranks to "

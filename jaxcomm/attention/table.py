@@ -88,6 +88,11 @@ def width(size: int) -> int:
     return sum(map(math.prod, _shapes(size)))
 
 
+def way_of(numbers: np.ndarray, size: int) -> int:
+    """Return the way that serves all rows of a table, (..., size * :func:`width`)."""
+    return int(numbers.reshape(-1, width(size))[:, 0].max(initial=OWN))
+
+
 def table_of(positions, ids, size: int):
     """Return the tables of all ranks, or None where there are none.
 

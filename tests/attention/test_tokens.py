@@ -10,8 +10,9 @@ import pytest
 import split
 
 import jaxcomm
-from jaxcomm.attention import document_layout, segment_ids_of
+from jaxcomm.attention import document_layout, segment_ids_of, table
 from jaxcomm.attention.layout import Layout
+from jaxcomm.communicator import rendezvous
 
 SIZE, LENGTH = 4, 13
 ROWS = [[[5, 8], [13]], [[2, 11], [6, 3, 4]]]
@@ -190,3 +191,19 @@ def test_every_kind_of_padding_is_padding():
     np.testing.assert_array_equal(plain.is_padding, layout.reorder(x + 1)[0] == 0)
     with pytest.raises(TypeError, match="no positions"):
         _ = jaxcomm.Tokens(layout, None).is_padding
+
+
+def test_processes_agree_on_what_serves_all(monkeypatch):
+    layout, ids = Layout("contiguous", 2, 8), np.array([[0, 0, 0, 0, 1, 1, 1, 1]])
+    _, tokens = layout.reorder(np.zeros((1, 8)), segment_ids=ids)
+    mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
+    assert tokens.agreed().way == tokens.agreed(mesh).way == table.OWN
+    for other, way in (table.FEW, table.FEW), (table.NONE, None):
+        monkeypatch.setattr(
+            rendezvous, "exchange", lambda *given, way=other: {0: given[-1], 1: way}
+        )
+        assert tokens.agreed(mesh).way == way
+    without = dataclasses.replace(tokens, table=None)
+    assert without.agreed().way is None
+    with pytest.raises(TypeError, match="the table is traced"):
+        jax.jit(lambda tokens: tokens.agreed())(tokens)

@@ -19,10 +19,11 @@ from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
+from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.few import Few, FewHops, in_rows
 from jaxcomm.attention.strategies.hops import members_at
 from jaxcomm.attention.strategies.loop import Loop, completion
-from jaxcomm.attention.strategies.strategy import Keys
+from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import Found, Pieced, Ways, ways_of
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table, few
 from jaxcomm.collectives.all_reduce import psum
@@ -50,9 +51,7 @@ class _Known(NamedTuple):
 def packed_ring(ring: Loop) -> "PackedRing | None":
     """Return a ring of documents, or None if no kernel takes them packed."""
     ways = ways_of(ring.call, ring.inputs, NONE if ring.last else 1, *ring.hops)
-    if ways is None:
-        return None
-    return PackedRing(ring if ways.is_whole else ring.gathered(), ways)
+    return None if ways is None else PackedRing(ring, ways)
 
 
 class PackedRing:
@@ -61,6 +60,8 @@ class PackedRing:
     Attributes:
       ring: the hops of the call.
       ways: how they may be computed.
+      way: the one that is taken, if the program knows it.
+      is_whole: whether a way is the whole pass.
     """
 
     def __init__(self, ring: Loop, ways: Ways):
@@ -68,24 +69,33 @@ class PackedRing:
         self.batch, self.tokens = self.inputs.query.shape[:2]
         mask = ring.call.mask
         self.has_table = self.inputs.table is not None and mask.is_causal
-        self.has_few = self.has_table and bool(ring.last) and ways.is_whole
+        self.way = ring.call.way if self.has_table and ring.last else None
+        self.is_whole = ways.is_whole or self.way is not None
+        if not self.is_whole:
+            self.ring = ring.gathered()
 
     def look(self) -> Found:
         """Look at the tokens of all ranks, or at the table that came with them."""
+        if self.way is not None:
+            return keep(self._look_up(0))
         return self.ways.look(self._look_up if self.has_table else self._look)
 
     def _look_up(self, most: int) -> Found:
-        """Look at the table alone. Ranks tell each other if one holds other tokens."""
+        """Look at the table alone. Ranks tell each other if one holds other tokens.
+
+        Of a way that the program knows it says whether it serves.
+        """
         inputs, call = self.inputs, self.ring.call
         table = Table.of(inputs.table, call.size)
         held = jax.tree.map(lambda x: x[call.rank()], self._pieces_of(table))
         is_right = held.are_of(inputs.query_ids)
         if inputs.is_right is not None:
             is_right &= inputs.is_right
-        are_wrong = psum((~is_right).astype(jnp.int32), call.axis_name) > 0
-        way = table.way.max()
-        # Where nothing is sent each rank goes its own way.
-        are_wrong = jnp.where(way == OWN, ~is_right, are_wrong & (way < NONE))
+        way, are_wrong = table.way.max(), ~is_right
+        if self.way != OWN:
+            # Where nothing is sent each rank goes its own way.
+            some = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
+            are_wrong = jnp.where(way == OWN, are_wrong, some & (way < NONE))
         own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
         few_of = tuple(
             Few.of(at, starts, FewHops.shape(call.size, few(self.tokens, measure)))
@@ -95,7 +105,9 @@ class PackedRing:
             )
         )  # fmt: skip
         known = _Known(own, few_of, table=inputs.table)
-        if not self.ways.is_whole:
+        if self.way is not None:
+            return Found(~are_wrong & (way <= self.way), known)
+        if not self.is_whole:
             known = self._read(known)
         return Found(self.ways.found(way, way < NONE, are_wrong), known)
 
@@ -154,7 +166,13 @@ class PackedRing:
         Returns:
           (out, lse), out in the dtype of the query.
         """
-        return self._take(found, self._attend, generic)
+        if self.way is None:
+            return self._take(found, self._attend, generic)
+        # Each query sees a value that is NaN; and the way back, the log-sum-exp.
+        key, value, ids = self.ring.own_block
+        self.ring.own_block = Keys(key, poison_unless(found.way, value), ids)
+        out, lse = self._attend(found, self.way, found.of_ways)
+        return out, poison_unless(found.way, lse)
 
     def backward(self, found: Found, saved: Saved, generic: Callable[[Keys], Any]):
         """Return gradients of query, key and value in their dtype.
@@ -165,6 +183,8 @@ class PackedRing:
         if not self.ring.own.has_residual:
             # What a way is given is computed, whichever is taken.
             saved = saved._replace(delta=None)
+        if self.way is not None:
+            return self._differentiate(saved, found, self.way, found.of_ways)
         return self._take(
             found,
             functools.partial(self._differentiate, saved),
@@ -172,12 +192,12 @@ class PackedRing:
         )
 
     def _take(self, found: Found, compute, rest):
-        if not self.ways.is_whole:
+        if not self.is_whole:
             return compute(found, None, found.of_ways)
         own, all_ = (functools.partial(compute, found, way) for way in (OWN, ALL))
         of_many = [own, all_, all_, all_] if self.ring.last else [own]
         each = list(of_many)
-        if self.has_few:
+        if self.has_table and self.ring.last:
             for way in SHARES:
                 each[way] = functools.partial(compute, found, way)
         return self.ways.take(found, each, rest, self._look, of_many)

@@ -171,6 +171,7 @@ class AttentionCall:
         strategy name none.
       bias_dtype: of the bias, if there is one.
       is_self: whether the keys are of the same tokens as the queries.
+      way: what is sent of documents: see ``Tokens.agreed``. If None, a table says it.
     """
 
     axis_name: Any
@@ -180,6 +181,7 @@ class AttentionCall:
     scope: Scope = dataclasses.field(default_factory=Scope)
     bias_dtype: str | None = None
     is_self: bool = False
+    way: int | None = None
 
     @property
     def mask(self) -> Mask:

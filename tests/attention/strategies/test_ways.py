@@ -24,6 +24,8 @@ LIMIT = 0.03
 # By four ranks of twelve tokens: no document is cut; few tokens are of one that is;
 # most are; and numbers that come again.
 WHOLE, SOME, ALL = [12, 5, 7, 4, 8, 12], [10, 4, 10, 9, 5, 10], [30, 18]
+FEWEST = [11, 2, 11, 1, 11, 12]
+EACH_WAY = [WHOLE, FEWEST, SOME, ALL]
 AGAIN = np.repeat([3, 1, 3, 0], 12).astype(np.int32)
 PADDED = np.where(np.arange(TOKENS) % 15 > 10, -1, np.arange(TOKENS) // 15)
 EACH = [("ring", [WHOLE, SOME, ALL]), ("halo", [ALL]), ("all_gather", [ALL])]
@@ -201,6 +203,46 @@ def test_what_the_table_does_not_say_is_nan():
             ranks = np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)
             assert ranks[2].all()
             assert lengths is not WHOLE or not ranks[[0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("lengths", EACH_WAY)
+def test_agreed_tokens_choose_nothing(lengths):
+    arrays, (grad, _) = arrays_of()
+    layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
+
+    def local(tokens, *arrays):
+        return jaxcomm.ring_attention(
+            *arrays, "context", tokens, is_causal=True, implementation="flash",
+            backend="xla",
+        )  # fmt: skip
+
+    whole = split.sharded(local, SIZE, split.SPLIT)
+
+    def both(tokens, grad, *arrays):
+        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
+        return out, *back(grad)
+
+    given = [np.asarray(x) for x in (grad, *arrays)]
+    given, tokens = layout.reorder(given, segment_ids=ids_of(lengths))
+    tokens = tokens.agreed()
+    assert tokens.way == EACH_WAY.index(lengths)
+    program = jax.jit(both).lower(tokens, *given)
+    assert "stablehlo.case" not in program.as_text()
+    program = program.compile()
+    found = program(tokens, *given)
+    options = Options(is_causal=True, query_ids=ids_of(lengths))
+    split.assert_results(found, arrays, grad, options, LIMIT)
+    # Other documents, and more than is sent.
+    other_ids = tokens.segment_ids.copy()
+    other_ids[0, 30] += 50
+    longer = layout.reorder(given, segment_ids=ids_of([TOKENS]))[1]
+    is_less = lengths is not ALL
+    for wrong in (
+        dataclasses.replace(tokens, segment_ids=other_ids),
+        *[dataclasses.replace(longer, way=tokens.way)] * is_less,
+    ):
+        for x in program(wrong, *given):
+            assert np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)[2].all()
 
 
 @pytest.mark.parametrize("has_table", [True, False])
