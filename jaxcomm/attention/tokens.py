@@ -73,8 +73,8 @@ class Tokens:
         """
         way = NONE
         if self.table is not None:
-            is_here = getattr(self.table, "is_fully_addressable", True)
-            if compat.is_tracer(self.table) or not is_here:
+            is_here = not compat.is_tracer(self.table)
+            if not (is_here and getattr(self.table, "is_fully_addressable", True)):
                 raise TypeError(
                     "Tokens.agreed: the table is traced, or split over processes. Call "
                     "it on the tokens that Layout.reorder returned."
