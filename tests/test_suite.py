@@ -26,13 +26,13 @@ def load(name):
 
 @pytest.fixture
 def reported(tmp_path):
-    def run(text):
+    def run(text, workers=0):
         (tmp_path / "tests").mkdir()
         (tmp_path / "tests" / "test_it.py").write_text(text)
         report = tmp_path / "report.xml"
         subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-q", "-n", "1"),
+                *(sys.executable, "-m", "pytest", "-q", f"-n{workers}"),
                 *("-o", "junit_family=xunit1", "--junitxml", report, "tests"),
             ],
             cwd=tmp_path,
@@ -63,12 +63,13 @@ def test_has_no_start(broken): pass
 
 
 @pytest.mark.parametrize(
-    "text", ["import os\ndef test_crashes(): os.abort()", "import nothing_there"]
+    ("text", "workers"),
+    [("import os\ndef test_crashes(): os.abort()", 1), ("import nothing_there", 0)],
 )
-def test_what_crashed_or_cannot_be_imported_gets_none(reported, text):
+def test_what_crashed_or_cannot_be_imported_gets_none(reported, text, workers):
     second_try = load("second_try")
     with pytest.raises(second_try.NoSecondTry):
-        second_try.of_pytest(reported(text))
+        second_try.of_pytest(reported(text, workers))
 
 
 def test_a_cpp_test_gets_a_second_try_unless_it_crashed(tmp_path):

@@ -1,4 +1,4 @@
-"""Two launchers on this machine are two hosts. One is killed, or a process of one."""
+"""Two launchers on this machine are two hosts. A process of one is killed, then one."""
 
 import os
 import re
@@ -35,14 +35,14 @@ def step(mesh):
 
 print("process", i, "before", step(mesh))
 tell(f"pid-{i}", str(os.getpid()))
-if i == 3:
-    forever()
-try:
-    step(mesh)
-except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError) as error:
-    print("process", i, "cause", " ".join(str(error).split()))
-    mesh = jaxcomm.shrink(mesh, "i")
-    print("process", i, "after", step(mesh))
+for those, what in ([1], "process"), ([2, 3], "host"):
+    if i in those:
+        forever()
+    try:
+        step(mesh)
+    except (jax.errors.JaxRuntimeError, ValueError, jaxcomm.CommunicatorError) as error:
+        mesh = jaxcomm.shrink(mesh, "i")
+        tell(f"{what}-{i}", f"{error}; after that {step(mesh)}")
 """
 
 
@@ -65,31 +65,24 @@ def hosts(stand_in_path, program, notes, started, secret):
     return both
 
 
-def said(out, what):
-    return sorted(re.findall(rf"process \d {what} .*", out))
+def test_a_process_is_lost_and_then_a_host_and_all_others_go_on(hosts, notes):
+    def told(name):
+        waiting.until((notes / name).exists, process=hosts[0])
+        return (notes / name).read_text()
 
-
-def test_if_a_host_is_lost_all_others_learn_it_and_go_on(hosts):
+    os.kill(int((notes / "pid-1").read_text()), signal.SIGKILL)
+    for i in (0, 2, 3):
+        text = told(f"process-{i}")
+        assert re.search(r"process 1 (\(rank 1\) )?has ended", text)
+        assert text.endswith("; after that (3, 8.0)")
+    goes_on = "process 1 was ended by SIGKILL; 3 others go on"
+    assert any(goes_on in line for line in hosts[1].stderr)
     hosts[1].kill()
-    out, err = waiting.ended(hosts[0])
+    text = told("host-0")
+    assert re.search(r"process [23] (\(rank \d\) )?has ended", text)
+    assert text.endswith("; after that (1, 1.0)")
+    _, err = waiting.ended(hosts[0])
     assert hosts[0].returncode == 0, err
-    causes = said(out, "cause")
-    assert len(causes) == 2
-    assert all(re.search(r"process [23] has ended", cause) for cause in causes), causes
-    assert said(out, "after") == [f"process {i} after (2, 3.0)" for i in range(2)]
-    assert "process 2 was lost with host 1; 3 others go on" in err
-    assert "process 3 was lost with host 1; 2 others go on" in err
-
-
-def test_if_a_process_of_another_host_ends_all_learn_it_and_go_on(hosts, notes):
-    os.kill(int((notes / "pid-3").read_text()), signal.SIGKILL)
-    both = [waiting.ended(each) for each in hosts]
-    assert [each.returncode for each in hosts] == [0, 0], both
-    out = "".join(out for out, _ in both)
-    causes = said(out, "cause")
-    assert len(causes) == 3, out
-    has_ended = re.compile(r"process 3 (\(rank 3\) )?has ended")
-    assert all(map(has_ended.search, causes)), causes
-    assert said(out, "after") == [f"process {i} after (3, 6.0)" for i in range(3)]
-    for _, err in both:
-        assert "process 3 was ended by SIGKILL; 3 others go on" in err
+    assert goes_on in err
+    lost = re.findall(r"process [23] was lost with host 1; (.*)", err)
+    assert lost == ["2 others go on", "1 other goes on"], err
