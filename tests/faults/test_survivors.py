@@ -9,10 +9,10 @@ from team import environment
 pytestmark = pytest.mark.multiprocess
 
 
-# tests/examples kills processes over the host backend.
+# tests/examples kills processes over the host backend, tests/nccl/test_shrink.py over
+# NCCL.
 USUAL = [
     ("host", "stopped"),
-    ("nccl", "killed"),
     ("nccl", "late"),
     ("nccl", "stopped-first"),
     ("nccl", "stopped-in-connect"),
