@@ -90,7 +90,6 @@ CASES = [
     ("halo", "contiguous", 8, "all"),
     ("ulysses", "striped", 8, "bias of keys"),
     ("ulysses", "zigzag", 2, "all"),
-    (Usp(2), "striped", 4, "bias"),
     (Usp(2), "contiguous", 8, "causal window in documents"),
     (Usp(2), "zigzag", 8, "all"),
 ]

@@ -116,9 +116,7 @@ DOCUMENTS = [
         ("contiguous", "ring", None, True),
         # What a rank sees of the keys of others is no rectangle.
         ("striped", "ring", None, True),
-        ("striped", "ring", None, False),
         ("contiguous", "all_gather", None, True),
-        ("contiguous", "all_gather", None, False),
         ("zigzag", "all_gather", (9, 0), True),
         ("zigzag", "ulysses", None, True),
         ("zigzag", "ulysses", None, False),

@@ -88,10 +88,12 @@ def test_what_nobody_sees_is_not_sent(make, sends):
         before = sent()
 
 
-@pytest.mark.parametrize("many", [1024, 1])
-@pytest.mark.parametrize(("strategy", "lengths"), EACH)
+@pytest.mark.parametrize(
+    ("strategy", "lengths", "many"),
+    [*((*each, 1024) for each in EACH), (*EACH[-1], 1)],
+)
 def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
-    """The second look, and kernels that take any documents."""
+    """The second look, and kernels that take any documents; with padding, too."""
     for name, value in ("_FEW", 1), ("_MANY", many):
         monkeypatch.setattr(ways, name, value)
     monkeypatch.setattr(table, "MOST", 1)
@@ -109,11 +111,6 @@ def test_groups_of_ranks_that_may_differ(strategy, each):
     # The rows of the other group are one document each.
     each = [np.concatenate([ids_of(some), ids_of(WHOLE)]) for some in each]
     compare(*each, mesh=mesh, strategy=strategy, window=window_of(strategy))
-
-
-@pytest.mark.parametrize("strategy", ["halo", "all_gather"])
-def test_padding_between_documents(strategy):
-    compare(ids_of(PADDED), strategy=strategy, window=window_of(strategy))
 
 
 def test_many_ranks_are_a_loop(monkeypatch):
