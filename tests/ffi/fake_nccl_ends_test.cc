@@ -22,12 +22,14 @@ struct Communicators {
     options.on_failure = on_failure;
     options.library = library;
     options.settings = {{{"splitShare", share ? 1 : 0}}, ""};
-    const auto world = MakeWorld(2, library, options.settings);
+    const auto shared = MakeWorld(2, library, options.settings);
+    world = shared;
     options.timeout = kExpires;
-    first = Make(options, world);
+    first = Make(options, shared);
     options.timeout = seconds_of_second;
-    second = Make(options, world);
+    second = Make(options, shared);
   }
+  std::weak_ptr<NcclWorld> world;
   std::shared_ptr<Communicator> first, second;
 };
 
@@ -114,6 +116,8 @@ TEST_ALONE(results_of_what_failed_are_poisoned, EXIT_SUCCESS) {
   const Status refused = Psum(0).Enqueue(*two.second);
   CHECK_FAILS(refused, "not done after 1 s");
   CHECK_FAILS(refused, "All communicators of NCCL in this process fail together");
+  // What is made anew is not split off it, and its end aborts.
+  CHECK_TRUE(two.world.lock()->is_broken());
 }
 
 // A communicator that hangs behind the one that times out, or beside it: the abort of
