@@ -46,7 +46,14 @@ def gpu():
 
 
 @pytest.mark.parametrize(
-    "case", [*LARGE, Case(head_size=192, value_size=128, right=0)], ids=str
+    "case",
+    [
+        *LARGE,
+        Case(head_size=192, value_size=128, right=0),
+        Case(head_size=512, value_size=512, right=0),
+        Case(head_size=512, value_size=512, bias=(1, 2, 48)),
+    ],
+    ids=str,
 )
 def test_kernels_equal_tiles_in_float32(case):
     # Many small steps: a CPU is faster.

@@ -43,6 +43,13 @@ def test_kernels_equal_tiles_forward_and_backward(case):
             assert np.linalg.norm(x - y) <= 5e-3 * np.linalg.norm(y)
 
 
+def test_large_heads_have_tiles_of_their_own():
+    case = Case(queries=80, keys=80, head_size=320, value_size=512, right=0)
+    expected, found = run(XLA, case), run(Pallas(interpret=True), case)
+    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert np.linalg.norm(x - y) <= 5e-3 * np.linalg.norm(y)
+
+
 def test_tiles_that_see_nothing_are_not_read():
     case = Case(right=0, queries=64, keys=64)
     hop, grad = hop_of(case)

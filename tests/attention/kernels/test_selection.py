@@ -67,6 +67,7 @@ def kernels_in(text):
         # Of latent attention.
         ("cuda", {"grads": True, **LATENT}, "cudnn"),
         ("cuda", {"ids": True, **LATENT}, "pallas"),
+        ("cuda", {"grads": True, "shape": (2, 24, 4, 512)}, "pallas"),
     ],
 )
 def test_a_program_says_what_computes_it(lowered, platform, options, name):
@@ -161,9 +162,9 @@ def test_a_program_that_uses_tiles_says_why_once(lower):
         selection._warn_of_tiles.cache_clear()
         lower("cpu", **wide)
         lower(implementation="xla", **wide)
-    why = r"many times slower.*Not 'pallas': the head size is 512, and it takes 256"
+    why = r"many times slower.*Not 'pallas': the head size is 520, and it takes 512"
     with pytest.warns(RuntimeWarning, match=why):
-        lower(shape=(2, 24, 4, 512))
+        lower(shape=(2, 24, 4, 520))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -203,6 +204,13 @@ def test_a_gpu_that_is_too_old_is_left_alone(gpu):
     assert reason.startswith("a GPU has compute capability 7.5")
 
 
+def test_large_heads_are_for_gpus_with_room(monkeypatch, gpu, lower):
+    monkeypatch.setattr(gpus, "local", lambda: [gpu("9.0"), gpu("8.9")])
+    wide = {"shape": (2, 24, 4, 512), "implementation": "pallas"}
+    with pytest.raises(ValueError, match=r"512, and on a GPU of compute cap\w+ 8\.9"):
+        lower(**wide)
+
+
 def test_a_gpu_that_jax_has_no_kernels_for_is_left_alone(hopper, lower):
     pytest.importorskip("jax._src.pallas.triton.gpu_info")
     hopper.device_kind = "a GPU"
@@ -213,7 +221,7 @@ def test_a_gpu_that_jax_has_no_kernels_for_is_left_alone(hopper, lower):
 def test_reasons_of_shapes():
     of, large, none = (
         jax.ShapeDtypeStruct((1, tokens, 2, size), jnp.bfloat16)
-        for tokens, size in ((8, 16), (8, 264), (0, 16))
+        for tokens, size in ((8, 16), (8, 520), (0, 16))
     )
 
     def reason(query, key, value):
@@ -222,7 +230,12 @@ def test_reasons_of_shapes():
         )
 
     assert reason(of, of, of) is None
-    assert "264" in (reason(of, of, large) or "")
+    assert "520" in (reason(of, of, large) or "")
+    wide, single = (
+        jax.ShapeDtypeStruct((1, 8, 2, 512), dtype) for dtype in ("bfloat16", "float32")
+    )
+    assert reason(wide, wide, wide) is None
+    assert "takes 256 at most" in (reason(single, single, single) or "")
     assert "nothing to compute" in (reason(none, of, of) or "")
 
 

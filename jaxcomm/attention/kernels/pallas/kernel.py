@@ -18,6 +18,9 @@ from jaxcomm.compat import gpus
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _LARGEST_HEAD_SIZE = 256
+# In 16 bits, where a multiprocessor has room for such tiles: in GPUs of these major
+# compute capabilities.
+_WIDEST_HEAD_SIZE, _WIDE = 512, (9, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,10 @@ class Pallas(Kernel):
                 f"it computes in {', '.join(_DTYPES)}, and query is {hop.query.dtype}"
             )
         size = max(hop.query.shape[3], hop.value.shape[3])
-        if size > _LARGEST_HEAD_SIZE:
-            return f"the head size is {size}, and it takes {_LARGEST_HEAD_SIZE} at most"
+        is_short = hop.query.dtype.itemsize == 2
+        largest = _WIDEST_HEAD_SIZE if is_short else _LARGEST_HEAD_SIZE
+        if size > largest:
+            return f"the head size is {size}, and it takes {largest} at most"
         if not all(x.size for x in arrays):
             shapes = f"query {hop.query.shape}, key {hop.key.shape}"
             return f"there is nothing to compute ({shapes})"
@@ -55,6 +60,8 @@ class Pallas(Kernel):
             return reason
         found = gpus.local()
         reason = gpus.why_none_serves(found)
+        if reason is None and size > _LARGEST_HEAD_SIZE:
+            reason = _why_not_wide(size, gpus.capabilities(found))
         return reason or gpus.why_no_triton_for(found[0].device_kind)
 
     def _sizes(self, hop: Hop) -> tuple[Sizes, Sizes, Sizes]:
@@ -80,6 +87,16 @@ class Pallas(Kernel):
         return Grads(query, key, value, bias, slopes)
 
 
+def _why_not_wide(size: int, capabilities: set[tuple[int, ...]]) -> str | None:
+    small = min((x for x in capabilities if x[0] not in _WIDE), default=None)
+    if small is None:
+        return None
+    return (
+        f"the head size is {size}, and on a GPU of compute capability "
+        f"{'.'.join(map(str, small))} it takes {_LARGEST_HEAD_SIZE} at most"
+    )
+
+
 def _forward_sizes(hop: Hop) -> Sizes:
     """Return the tiles of the output.
 
@@ -88,6 +105,9 @@ def _forward_sizes(hop: Hop) -> Sizes:
     head_size = max(hop.query.shape[3], hop.value.shape[3])
     if hop.query.dtype.itemsize > 2:
         return Sizes(queries=64, keys=32, warps=4, stages=1)
+    if head_size > 256:
+        # Tiles of 64 keys are 1.2 times as fast, and leave little room for a bias.
+        return Sizes(queries=64, keys=32, warps=8, stages=1)
     if head_size > 128:
         return Sizes(queries=128, keys=32, warps=8, stages=2)
     return Sizes(queries=128, keys=64, warps=4, stages=3 if head_size <= 64 else 2)
@@ -101,6 +121,8 @@ def _backward_sizes(hop: Hop) -> tuple[Sizes, Sizes]:
     head_size = max(hop.query.shape[3], hop.value.shape[3])
     if hop.query.dtype.itemsize > 2:
         return Sizes(32, 32, 4, 1), Sizes(32, 32, 4, 1)
+    if head_size > 256:
+        return Sizes(32, 32, 8, 1), Sizes(32, 32, 8, 1)
     if head_size > 128:
         return Sizes(64, 32, 4, 1), Sizes(32, 64, 4, 1)
     of_keys = Sizes(queries=64, keys=64, warps=4, stages=2)
