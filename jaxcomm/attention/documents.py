@@ -9,18 +9,20 @@ import numpy as np
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.schedules import Schedule
-from jaxcomm.attention.table import few
+from jaxcomm.attention.table import FEW, FEWEST, few
 from jaxcomm.primitives import arguments
 
 # What it costs that ranks see keys of others, as keys that a query sees, for each token
-# of a rank: few tokens do, or many. Keys are sent, and results are added up. Computed
-# for 32 query and 8 key heads of 128 on H200s, not measured.
-_FEW, _MANY = 100, 400
+# of a rank: few tokens do, by a measure, or many. Keys are sent, and results are added
+# up. Computed for 32 query and 8 key heads of 128 on H200s, not measured.
+_PRICES, _MANY = ((FEWEST, 100), (FEW, 300)), 400
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.
 _EVEN, _BALANCED = 1.02, 1.05
 # In how many orders whole documents are dealt, and how often some then change places.
 _DEALS, _CHANGES = 16, 64
+# Beside so many documents that are cut, the others are dealt like that, too.
+_FEW_CUT = 4
 
 
 class Documents(Schedule):
@@ -174,19 +176,30 @@ def _best_order(counts: np.ndarray, size: int) -> np.ndarray:
     """Return the positions of each rank, (size, local length), that cost least."""
     mean = max((counts * (counts + 1) / 2).sum() / size, 1)
     draw, found = random.Random(0), []
-    for deal in range(_DEALS):
-        noise = np.array([1 + 0.5 * bool(deal) * draw.random() for _ in counts])
-        ranks = _whole(counts, size, np.argsort(-counts * noise, kind="stable"))
-        order = _deal(counts, size, set(), ranks)
-        found.append((sum(_cost(order, counts)), deal, order))
-        if found[-1][0] <= _EVEN * mean:
-            return order
-    longest = np.argsort(-counts, kind="stable").tolist()
-    for cut in _counts_to_try(len(counts)):
-        order = _deal(counts, size, set(longest[:cut]))
+
+    def deal(cut: set[int], ranks=None) -> float:
+        order = _deal(counts, size, cut, ranks)
         work, price = _cost(order, counts)
-        found.append((work + price, _DEALS + cut, order))
-        if work <= _BALANCED * mean:
+        found.append((work + price, len(found), order))
+        return work
+
+    def deal_whole(cut: set[int], is_first: bool) -> float:
+        """Deal the others so that none is cut, if there is room."""
+        noise = np.array([1 + 0.5 * (not is_first) * draw.random() for _ in counts])
+        turns = np.argsort(-counts * noise, kind="stable")
+        return deal(cut, _whole(counts, size, turns, cut))
+
+    for number in range(_DEALS):
+        deal_whole(set(), not number)
+        if found[-1][0] <= _EVEN * mean:
+            return found[-1][2]
+    longest = np.argsort(-counts, kind="stable").tolist()
+    for count in _counts_to_try(len(counts)):
+        cut = set(longest[:count])
+        works = [deal(cut)]
+        if 0 < count <= _FEW_CUT:
+            works += [deal_whole(cut, not number) for number in range(_DEALS // 4)]
+        if min(works) <= _BALANCED * mean:
             break
     return min(found)[2]
 
@@ -201,27 +214,33 @@ def _cost(order: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     ranks = np.bincount(
         np.concatenate([np.unique(x) for x in held]), minlength=len(counts) + 1
     )
-    price = 0
-    for is_cut in (ranks[held] > 1) & is_token:
-        places = np.flatnonzero(is_cut)
-        if len(places):
-            is_few = places[-1] - places[0] < few(order.shape[1])
-            price = max(price, _FEW if is_few else _MANY)
+    most = int(((ranks[held] > 1) & is_token).sum(1).max())
+    prices = (
+        (way, price) for way, price in _PRICES if most <= few(order.shape[1], way)
+    )
+    price = next((price for _, price in prices), _MANY) if most else 0
     work = np.where(is_token, at - starts[held] + 1, 0).sum(1)
     return float(work.max()), float(price * order.shape[1])
 
 
-def _whole(counts: np.ndarray, size: int, order: np.ndarray) -> np.ndarray:
-    """Return the rank of each document if none is cut, int (documents,).
+def _whole(
+    counts: np.ndarray, size: int, order: np.ndarray, cut: set[int]
+) -> np.ndarray:
+    """Return the rank of each document if no other is cut, int (documents,).
 
     Each goes to the least busy rank that has room, in an order. Then two change
     places, or one goes elsewhere, as long as that helps the busiest rank or the
     fullest, whose documents would be cut.
     """
     work, ranks = counts * (counts + 1) / 2, np.zeros(len(counts), np.int64)
-    held, busy = np.zeros(size, np.int64), np.zeros(size)
+    of_cut = list(cut)
+    held = np.full(size, -(-int(counts[of_cut].sum()) // size))
+    busy = np.full(size, work[of_cut].sum() / size)
+    ranks[of_cut] = -1
     local = -(-int(counts.sum()) // size)
     for document in order:
+        if document in cut:
+            continue
         fits = held + counts[document] <= local
         rank = np.argmin(np.where(fits, busy, np.inf) if fits.any() else held)
         ranks[document] = rank

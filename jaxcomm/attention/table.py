@@ -21,6 +21,8 @@ MOST = 64
 OWN, FEWEST, FEW, ALL, NONE = range(5)
 # The part of the tokens that are few.
 SHARES = {FEWEST: 8, FEW: 4}
+# The few tokens of a rank may be so many parts of its tokens.
+_PARTS = 32
 # With more ranks a row of the table is longer than its tokens.
 _MOST_RANKS = 16
 
@@ -34,8 +36,9 @@ class Table(NamedTuple):
     Attributes:
       way: OWN, FEWEST, FEW, ALL or NONE. The same on all ranks. NONE where documents do
         not ascend, or a rank has more than ``MOST`` of them.
-      at: (measures, 1 + ranks): by each of ``SHARES`` the first of the few queries of
-        this rank; and of the few keys of each. Nothing where the way is a later one.
+      at: (measures, 2, 2, some): by each of ``SHARES`` the few queries of this rank,
+        and its few keys, as parts: which of the few each begins with, and which token
+        that is. Nothing where the way is a later one.
       own: (2, MOST + 1): where sequences of the own tokens begin, and where the last
         ends: the first query and the first key of each.
       few: (measures, 2, some): the same of the one call for the few tokens, which is
@@ -65,7 +68,7 @@ class Table(NamedTuple):
 
 
 def _shapes(size: int):
-    few = (len(SHARES), 1 + size), (len(SHARES), 2, _calls(size) + 1)
+    few = (len(SHARES), 2, 2, _PARTS), (len(SHARES), 2, _calls(size) + 1)
     others = (size - 1, 4, MOST + 1), (size, 3, MOST)
     return (), few[0], (2, MOST + 1), few[1], *others
 
@@ -81,6 +84,14 @@ def _calls(size: int) -> int:
 def few(tokens: int, way: int = FEW) -> int:
     """Return how many of a rank's tokens are few."""
     return -(-tokens // SHARES[way])
+
+
+def copies(way: int, size: int) -> int:
+    """Return how often the few queries are in the one call.
+
+    By the least measure a query sees keys of one other rank.
+    """
+    return 1 if way == FEWEST else size - 1
 
 
 def width(size: int) -> int:
@@ -144,16 +155,18 @@ def _of_row(positions, ids) -> np.ndarray:
             serves &= is_all
             if found is not None:
                 seen[rank][other].append(found)
-    firsts, ends = _ends(seen, tokens)
+    needed = _needed(seen, tokens)
     by_measure = {
-        way: _few_of(seen, firsts, ends, tokens, few(tokens, way)) if serves else None
+        way: _few_of(seen, needed, few(tokens, way), copies(way, size))
+        if serves
+        else None
         for way in SHARES
     }
     way = ALL if serves else NONE
     for measure in reversed(SHARES):
         if by_measure[measure] is None:
             break
-        way = measure if ends.any() else OWN
+        way = measure if needed.any() else OWN
     nothing = tokens, tokens, PADDING
     every = [_padded([x[:3] for x in of], nothing, MOST) for of in held]
     numbers = []
@@ -170,63 +183,109 @@ def _of_row(positions, ids) -> np.ndarray:
     return np.concatenate(numbers)
 
 
-def _ends(seen: list[list[list]], tokens: int) -> np.ndarray:
-    """Return where what is seen begins and ends, int (2, 2, ranks).
+def _needed(seen: list[list[list]], tokens: int) -> np.ndarray:
+    """Return which queries of each rank see keys of others, and which keys are seen.
 
-    Of the queries of each rank that see keys of others, and of its keys that others
-    see. Where there are none, it ends at 0.
+    Returns:
+      bool (2, ranks, tokens).
     """
-    found = np.full((2, 2, len(seen)), tokens)
-    found[1] = 0
+    found = np.zeros((2, len(seen), tokens), bool)
     for rank, other in itertools.permutations(range(len(seen)), 2):
         for first, end, key, key_end in seen[rank][other]:
-            for of, whose, *ends in ((0, rank, first, end), (1, other, key, key_end)):
-                found[0, of, whose] = min(found[0, of, whose], ends[0])
-                found[1, of, whose] = max(found[1, of, whose], ends[1])
+            found[0, rank, first:end] = True
+            found[1, other, key:key_end] = True
     return found
 
 
-def _few_of(seen: list[list[list]], firsts, ends, tokens: int, count: int):
-    """Return what the one call is, by a measure of what is few; None if it is more.
+def _few_of(seen: list[list[list]], needed: np.ndarray, count: int, copies: int):
+    """Return what the one call is, if so many tokens are few; None if more are needed.
 
     Returns:
-      int (2, ranks), where the few queries and the few keys of each begin; and of each
-      rank the starts of the sequences, with the end.
+      For each rank its parts, (2, 2, parts), as in :class:`Table`; and the starts of
+      the sequences, with the end.
     """
-    size = len(seen)
-    if (ends - firsts).max() > count:
+    size, tokens = len(seen), needed.shape[2]
+    queries = [_runs(x) for x in needed[0]]
+    if copies == 1:
+        queries = [[x[:2] for other in of_rank for x in other] for of_rank in seen]
+    total = max(sum(end - first for first, end in each) for each in queries)
+    # Where there is one copy, each query sees keys of one rank.
+    is_once = copies > 1 or [sum(e - f for f, e in x) for x in queries] == [
+        int(x.sum()) for x in needed[0]
+    ]
+    if max(total, needed[1].sum(1).max()) > count or not is_once:
         return None
-    at = np.clip(firsts, 0, tokens - count)
-    calls = [_call_of(rank, seen[rank], at, count) for rank in range(size)]
-    return (at, calls) if max(map(len, calls)) <= _calls(size) + 1 else None
+    numbers, parts = zip(
+        *(_picked(each, tokens, count) for each in queries),
+        *(_picked(_runs(each), tokens, count) for each in needed[1]),
+        strict=True,
+    )
+    calls = [
+        _call_of(rank, seen[rank], numbers[rank], numbers[size:], count, copies)
+        for rank in range(size)
+    ]
+    if max(map(len, parts)) > _PARTS or max(map(len, calls)) > _calls(size) + 1:
+        return None
+    return list(zip(parts[:size], parts[size:], strict=True)), calls
+
+
+def _runs(is_needed: np.ndarray) -> list[tuple[int, int]]:
+    """Return where tokens in a row are needed: first and end of each run."""
+    changes = np.flatnonzero(np.diff(np.pad(is_needed.astype(int), 1)))
+    return [(int(x), int(y)) for x, y in changes.reshape(-1, 2)]
+
+
+def _picked(runs: list[tuple[int, int]], tokens: int, count: int):
+    """Return the number of each token among the few, and the parts of these.
+
+    First come the runs, in their order. Others fill up what is few: they see nothing
+    of others, or are not seen, and the kernel is told so.
+    """
+    numbers, parts, at = np.full(tokens, -1), [], 0
+    for first, end in runs:
+        parts.append((at, first))
+        numbers[first:end] = np.arange(at, at + end - first)
+        at += end - first
+    is_free = numbers < 0
+    is_free[np.flatnonzero(is_free)[count - at :]] = False
+    for first, end in _runs(is_free):
+        parts.append((at, first))
+        at += end - first
+    return numbers, parts
 
 
 def _of_measure(found, rank: int, size: int):
-    """Return the numbers of a rank: (1 + ranks,), and (2, sequences + 1)."""
+    """Return the numbers of a rank: (2, 2, parts), and (2, sequences + 1)."""
     if found is None:
-        return np.zeros(1 + size, int), np.zeros((2, _calls(size) + 1), int)
-    (queries, keys), calls = found
-    starts = calls[rank]
-    return np.append(queries[rank], keys), _padded(starts, starts[-1], _calls(size) + 1)
+        return np.zeros((2, 2, _PARTS), int), np.zeros((2, _calls(size) + 1), int)
+    parts, starts = (x[rank] for x in found)
+    behind = np.iinfo(np.int32).max, 0
+    parts = [_padded(x, behind, _PARTS) for x in parts]
+    return np.stack(parts), _padded(starts, starts[-1], _calls(size) + 1)
 
 
-def _call_of(rank: int, seen: list[list], at, count: int) -> list[tuple[int, int]]:
+def _call_of(
+    rank: int, seen: list[list], numbers, key_numbers, count: int, copies: int
+) -> list[tuple[int, int]]:
     """Return where the sequences of the one call begin.
 
-    Queries are those few of the rank, once for each other rank. Keys are the few of
-    all ranks. Sequences leave nothing out: between what is seen they have queries that
-    see nothing, or keys that are not seen.
+    Queries are those few of the rank, once or once for each other rank. Keys are the
+    few of all ranks. Sequences leave nothing out: between what is seen they have
+    queries that see nothing, or keys that are not seen.
+
+    Args:
+      numbers: of the queries among the few, (tokens,).
+      key_numbers: the same of each rank's keys.
     """
     size, found, before = len(seen), [], (0, 0)
     for copy, other in enumerate(x for x in range(size) if x != rank):
-        query_at = copy * count - at[0, rank]
-        key_at = other * count - at[1, other]
         for first, end, key, key_end in seen[other]:
-            begin = first + query_at, key + key_at
+            query = (copy % copies) * count + int(numbers[first])
+            begin = query, other * count + int(key_numbers[other][key])
             found += _between(before, begin)
             found.append(begin)
-            before = end + query_at, key_end + key_at
-    end = (size - 1) * count, size * count
+            before = begin[0] + end - first, begin[1] + key_end - key
+    end = copies * count, size * count
     return [*found, *_between(before, end), end]
 
 

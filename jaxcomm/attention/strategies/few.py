@@ -1,8 +1,8 @@
 """A ring of documents of which few are cut: one gather, and one call more.
 
 Each rank sends the part of its keys that others see. Its queries that see any are one
-call of the packed kernel: as many times as there are other ranks, each time for the
-keys of one. What there is less of than fits has sequences of no length.
+call of the packed kernel: once; or, where a query sees keys of several ranks, once for
+each of them. What there is less of than fits has sequences of no length.
 """
 
 from typing import Any, NamedTuple
@@ -15,31 +15,42 @@ from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Coordinates, Mask, Run
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.table import few
+from jaxcomm.attention.table import copies, few
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.split_phase import all_gather_start
+
+_ONCE: Any = {
+    "unique_indices": True, "mode": "promise_in_bounds",
+}  # fmt: skip
 
 
 class Few(NamedTuple):
     """Which tokens are sent and computed.
 
     Attributes:
-      at: int32 (B, 1 + ranks), as in ``Table``.
+      queries, keys: int32 (B, few), this rank's tokens that see, and that are seen.
       starts: of the sequences of the one call.
     """
 
-    at: Any
+    queries: Any
+    keys: Any
     starts: Starts
 
     @classmethod
-    def of(cls, at, starts, shape: tuple[int, int]) -> "Few":
+    def of(cls, way: int, parts, starts, size: int, tokens: int) -> "Few":
         """Return what one measure of a table says.
 
         Args:
+          parts: int32 (B, 2, 2, some), of queries and of keys, as in ``Table.at``.
           starts: int32 (B, 2, sequences + 1).
-          shape: how many queries and keys a row of the call has.
+          size: the number of ranks.
+          tokens: how many a row has.
         """
-        return cls(at, Starts(*(in_rows(starts[:, i], n) for i, n in enumerate(shape))))
+        count = few(tokens, way)
+        queries, keys = (_tokens_of(parts[:, i], count) for i in range(2))
+        shape = copies(way, size) * count, size * count
+        found = (in_rows(starts[:, i], n) for i, n in enumerate(shape))
+        return cls(queries, keys, Starts(*found))
 
 
 def in_rows(starts, tokens: int):
@@ -51,24 +62,29 @@ def in_rows(starts, tokens: int):
     return (starts + row[:, None]).reshape(-1)
 
 
+def _tokens_of(parts, count: int):
+    """Return the few tokens of each row, by its parts: int32 (B, 2, some)."""
+    number = jax.lax.iota(jnp.int32, count)
+    begin, token = parts[:, 0, :, None], parts[:, 1, :, None]
+    end = jnp.append(begin[:, 1:], jnp.full_like(begin[:, :1], count), 1)
+    is_here = (begin <= number) & (number < end)
+    return jnp.where(is_here, token + number - begin, 0).sum(1)
+
+
 class FewHops:
     """The hops of other ranks' keys, of a ring in which few are seen.
 
     Attributes:
       ring: the hops of the call.
+      copies: how often the queries are in the one call.
       queries, keys: the parts of this rank's tokens that see, and that are seen.
     """
 
     def __init__(self, ring: Loop, way: int, known: Few):
-        self.ring, self.size, self.known = ring, ring.call.size, known
-        count = few(ring.inputs.query.shape[1], way)
-        self.queries = _Part(known.at[:, 0], count)
-        self.keys = _Part(known.at[:, 1 + ring.call.rank()], count)
-
-    @staticmethod
-    def shape(size: int, count: int) -> tuple[int, int]:
-        """Return how many queries and keys a row of the call has."""
-        return (size - 1) * count, size * count
+        self.ring, self.starts = ring, known.starts
+        self.copies = copies(way, ring.call.size)
+        self.count = known.queries.shape[1]
+        self.queries, self.keys = _Part(known.queries), _Part(known.keys)
 
     def start(self):
         """Begin to collect the keys that are seen."""
@@ -105,14 +121,13 @@ class FewHops:
 
     def _apart(self, x) -> list:
         """Return the parts of an array, each of so many tokens as are few."""
-        count = self.queries.count
-        parts = x.reshape(x.shape[0], -1, count, *x.shape[2:])
+        parts = x.reshape(x.shape[0], -1, self.count, *x.shape[2:])
         return [parts[:, i] for i in range(parts.shape[1])]
 
     def _copies(self, x):
-        """Return the few queries' part of an array, for each other rank once."""
+        """Return the few queries' part of an array, as often as they are there."""
         x = self.queries.of(x)[:, None]
-        shape = x.shape[0], self.size - 1, *x.shape[2:]
+        shape = x.shape[0], self.copies, *x.shape[2:]
         return jnp.broadcast_to(x, shape).reshape(shape[0], -1, *shape[3:])
 
     @staticmethod
@@ -125,9 +140,9 @@ class FewHops:
 
         For a kernel that does not know packed sequences a sequence is a document.
         """
-        query, starts = self._copies(self.ring.inputs.query), self.known.starts
+        query, starts = self._copies(self.ring.inputs.query), self.starts
         batch, *_ = keys[0].shape
-        counts = self.shape(self.size, self.queries.count)
+        counts = query.shape[1], keys[0].shape[1]
         queries, of_keys = (
             _numbers_in(x, batch, count)
             for x, count in zip(starts, counts, strict=True)
@@ -156,25 +171,29 @@ def _numbers_in(starts, batch: int, count: int) -> Coordinates:
 
 
 class _Part(NamedTuple):
-    """A part of the tokens of each row: ``count`` from ``at`` on, int32 (B,)."""
+    """Some tokens of each row, int32 (B, few), each of them once."""
 
-    at: Any
-    count: int
+    tokens: Any
 
     def of(self, x):
-        """Return its tokens of (B, T, ...)."""
-        if len(x) == 1:
-            return jax.lax.dynamic_slice_in_dim(x, self.at[0], self.count, axis=1)
-        part = jax.vmap(lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, self.count))
-        return part(x, self.at)
+        """Return these tokens of (B, T, ...)."""
+
+        def of_row(x, tokens):
+            return x.at[tokens].get(**_ONCE)
+
+        return self._mapped(of_row, x)
 
     def over(self, x, part):
         """Return (B, T, ...) with other tokens."""
         # Else the kernel that made x works on a copy: see halo.py.
         x, part = jax.lax.optimization_barrier((x, part.astype(x.dtype)))
-        write = jax.lax.dynamic_update_slice_in_dim
-        if len(x) == 1:
-            return write(x, part, self.at[0], axis=1)
-        return jax.vmap(lambda x, part, at: write(x, part, at, axis=0))(
-            x, part, self.at
-        )
+
+        def of_row(x, part, tokens):
+            return x.at[tokens].set(part, **_ONCE)
+
+        return self._mapped(of_row, x, part)
+
+    def _mapped(self, of_row, *arrays):
+        if len(self.tokens) == 1:
+            return of_row(*(x[0] for x in (*arrays, self.tokens)))[None]
+        return jax.vmap(of_row)(*arrays, self.tokens)

@@ -25,7 +25,7 @@ from jaxcomm.attention.strategies.hops import members_at
 from jaxcomm.attention.strategies.loop import Loop, completion
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import Found, Pieced, Ways, ways_of
-from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table, few
+from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 from jaxcomm.collectives.permute import ring_shift
 
@@ -98,7 +98,7 @@ class PackedRing:
             are_wrong = jnp.where(way == OWN, are_wrong, some & (way < NONE))
         own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
         few_of = tuple(
-            Few.of(at, starts, FewHops.shape(call.size, few(self.tokens, measure)))
+            Few.of(measure, at, starts, call.size, self.tokens)
             for at, starts, measure in zip(
                 jnp.moveaxis(table.at, 1, 0), jnp.moveaxis(table.few, 1, 0), SHARES,
                 strict=True,

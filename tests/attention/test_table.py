@@ -1,0 +1,112 @@
+"""What a table says that ranks see is what a causal mask within documents lets them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxcomm.attention import document_layout, segment_ids_of
+from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.table import (
+    ALL,
+    FEW,
+    FEWEST,
+    NONE,
+    OWN,
+    SHARES,
+    Table,
+    copies,
+    few,
+    table_of,
+)  # fmt: skip
+
+TOKENS = 160
+
+
+def _tokens_of(parts, count):
+    """Return the few tokens, by where each part of them begins."""
+    found = []
+    for (begin, token), end in zip(parts.T, [*parts[0, 1:], count], strict=True):
+        found += range(token, token + max(min(end, count) - begin, 0))
+    return np.array(found)
+
+
+def _pairs(starts, queries, keys, is_causal):
+    """Return what the packed kernel computes, bool (queries, keys)."""
+    seen = np.zeros((queries, keys), bool)
+    begins = list(zip(*starts, strict=True))
+    assert begins[-1] == (queries, keys)
+    for (query, key), (end, key_end) in itertools.pairwise(begins):
+        shape = end - query, key_end - key
+        assert min(shape) >= 0
+        # Causal ones are aligned at their ends.
+        assert not is_causal or 0 in shape or shape[0] == shape[1]
+        block = np.ones(shape, bool)
+        seen[query:end, key:key_end] = np.tril(block) if is_causal else block
+    return seen
+
+
+def _said(tables, way, size, tokens):
+    """Return which keys queries see by the tables, bool (size, T, size, T)."""
+    found = np.zeros((size, tokens, size, tokens), bool)
+    for rank in range(size):
+        own = _pairs(tables.own[rank], tokens, tokens, is_causal=True)
+        found[rank, :, rank] = own
+    if way not in SHARES:
+        return found
+    measure, count, number = (
+        list(SHARES).index(way),
+        few(tokens, way),
+        copies(way, size),
+    )
+    at = tables.at[:, measure]
+    picked = [[_tokens_of(x, count) for x in rank] for rank in at]
+    for of_rank in picked:
+        assert all(len(set(x.tolist())) == count for x in of_rank)
+    for rank, (queries, _) in enumerate(picked):
+        seen = (
+            _pairs(
+                tables.few[rank, measure], number * count, size * count, is_causal=False
+            )
+            .reshape(number, count, size, count)
+            .sum(0)
+        )
+        assert seen.max() <= 1
+        for other, (_, keys) in enumerate(picked):
+            of_other = seen[:, other].astype(bool)
+            assert other != rank or not of_other.any()
+            found[rank][np.ix_(queries, [other], keys)] |= of_other[:, None]
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_few_tokens_see_what_the_mask_lets_them(size):
+    rng, ways = np.random.default_rng(size), set()
+    for turn in range(60):
+        cuts = np.sort(rng.choice(TOKENS, rng.integers(0, 30), replace=False))
+        lengths = np.diff([0, *cuts, TOKENS])
+        kind = ("contiguous", "zigzag", "documents")[turn % 3]
+        if kind == "documents":
+            layout = document_layout(lengths.tolist(), size)
+        else:
+            layout = Layout(kind, size, TOKENS)
+        ids = segment_ids_of(lengths.tolist())
+        if turn % 4 == 0:
+            ids = np.where(ids == ids[turn % TOKENS], -1, ids)
+        at = np.asarray(layout.all_positions()).reshape(size, -1)
+        tables = Table.of(
+            table_of(at.reshape(-1), ids[at].reshape(-1), size).reshape(size, -1), size
+        )
+        way = int(tables.way[0])
+        ways.add(way)
+        if way == NONE:
+            continue
+        ids, positions = ids[at], at
+        seen = (ids[:, :, None, None] == ids) & (ids >= 0)
+        seen &= positions[:, :, None, None] >= positions
+        said = _said(tables, way, size, at.shape[1])
+        if way == ALL:
+            ranks = np.arange(size)
+            said, seen = (x[ranks, :, ranks] for x in (said, seen))
+        np.testing.assert_array_equal(said, seen)
+    assert {OWN, FEWEST, FEW, ALL} <= ways
