@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -39,3 +40,29 @@ def test_the_package_carries_every_licence_and_no_dead_link(installed):
     description = installed.metadata.get_payload()
     assert "# jaxcomm" in description
     assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("print('fine')", "passed"),
+        ("print('Python 3.9: NOT RUN, none here')", "Python 3.9: NOT RUN, none here"),
+        ("raise SystemExit(3)", "FAILED: status 3"),
+    ],
+)
+def test_a_check_that_ran_in_part_has_not_passed(
+    program, verdict, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    release = importlib.import_module("release.__main__")
+    monkeypatch.setattr(release.env, "WORK", tmp_path)
+    check = release.Check("a check", [sys.executable, "-c", program])
+    assert release.attempt("it", check)[0].startswith(verdict)
+
+
+def test_what_is_run_on_an_installed_wheel_is_there():
+    """pytest says "no tests ran" of all if one of its paths is missing."""
+    text = (ROOT / "tools" / "release" / "fresh.py").read_text()
+    named = re.findall(r'^    "(tests/[\w/.]+)",$', text, re.M)
+    assert len(named) > 5
+    assert [path for path in named if not (ROOT / path).exists()] == []

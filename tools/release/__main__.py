@@ -1,7 +1,7 @@
 """Run every check that a release must pass, and say how each of them ended.
 
 Each check goes on when another fails, and writes to build/release/logs. A check that
-this machine cannot run is "not run", with the reason. It does not count as passed.
+this machine cannot run, or only in part, has a reason. It does not count as passed.
 """
 
 import argparse
@@ -97,9 +97,11 @@ def attempt(name: str, check: Check) -> tuple[str, float]:
             cwd=env.ROOT,
         )
     seconds = time.monotonic() - begun
+    printed = log.read_text(errors="replace").splitlines()
     if ended.returncode == 0:
-        return "passed", seconds
-    print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)
+        left = [line for line in printed if "NOT RUN" in line]
+        return "; ".join(left) or "passed", seconds
+    print("\n".join(printed[-30:]), flush=True)
     return f"FAILED: status {ended.returncode}, see {log}", seconds
 
 

@@ -27,7 +27,8 @@ TESTS = [
     "tests/collectives",
     "tests/communicator",
     "tests/primitives",
-    "tests/attention/schedules",
+    "tests/attention/test_layout.py",
+    "tests/attention/test_dot_product_attention.py",
     "tests/launch",
     "tests/doctor",
 ]
