@@ -148,6 +148,8 @@ struct Plan {
     int64_t middle = 1;
     int64_t inner = 0;
     bool split_first = false;  // of kAllToAll
+    // Likewise: the result that has room for what cannot be sent as it lies; -1: none.
+    int room = -1;
   };
   // A slice of kRaggedAllToAll, in elements.
   struct Slice {

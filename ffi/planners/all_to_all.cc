@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ffi/planners/collectives.h"
 
 namespace jaxcomm {
@@ -35,13 +37,35 @@ void Moves(const Plan& plan, int leaf, int rank, const MoveVisitor& visit) {
   }
 }
 
+Status GiveRooms(const Problem& problem, Plan* plan) {
+  size_t next = problem.operands.size();
+  if (problem.results.size() == next) return OkStatus();
+  for (size_t leaf = 0; leaf < plan->leaves.size(); ++leaf) {
+    const bool is_empty = problem.operands[leaf].elements == 0;
+    if (is_empty || plan->IsContiguous(static_cast<int>(leaf))) continue;
+    if (next >= problem.results.size() ||
+        problem.results[next].bytes() != problem.operands[leaf].bytes()) {
+      return InvalidArgument("leaf ", leaf, " has no room of its size");
+    }
+    plan->leaves[leaf].room = static_cast<int>(next++);
+  }
+  if (next == problem.results.size()) return OkStatus();
+  return InvalidArgument("it has ", problem.results.size(), " results, not ", next);
+}
+
 // Rank s's slice r goes to rank r's place s. Parameters: three numbers a leaf,
 // {outer, middle, split_first}, with r and s counting along the marked axis of
 //   split_first = 1   operand [outer, r, middle, inner] -> [outer, middle, s, inner]
 //   split_first = 0   operand [outer, middle, r, inner] -> [outer, s, middle, inner]
+// There may be more results than operands: then there is one more for each leaf that
+// has elements and is not contiguous, of its size, without meaning. See Division::room.
 Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
   const size_t leaves = problem.operands.size();
-  RETURN_IF_ERROR(CheckProblem(problem, 3 * leaves));
+  const std::vector<Leaf>& all = problem.results;
+  const std::vector<Leaf> results(all.begin(),
+                                  all.begin() + std::min(leaves, all.size()));
+  RETURN_IF_ERROR(CheckProblem(
+      {problem.size, problem.operands, results, problem.params}, 3 * leaves));
   plan->leaves.reserve(leaves);
   for (size_t leaf = 0; leaf < leaves; ++leaf) {
     const int64_t* params = &problem.params[3 * leaf];
@@ -67,7 +91,7 @@ Status MakePlan(const Problem& problem, const void* const* const*, Plan* plan) {
     if (elements == 0) division.outer = division.middle = 0;
     plan->leaves.push_back(division);
   }
-  return OkStatus();
+  return GiveRooms(problem, plan);
 }
 
 }  // namespace

@@ -180,5 +180,23 @@ class AllToAll(Collective):
         ]
 
 
+class WithRoom(AllToAll):
+    """The same for NCCL, which packs what is not contiguous before it sends it.
+
+    Behind the results there is one more array for each leaf that is not contiguous, of
+    the operand's shape: room to pack it in. Copy engines need none.
+    """
+
+    name = "all_to_all_with_room"
+    planner = "all_to_all"
+
+    def out_avals(self, avals, size, **params):
+        outs = super().out_avals(avals, size, **params)
+        found = self.planner_params(avals, size, **params)
+        rows = zip(avals, found[::3], found[1::3], strict=True)
+        return outs + [aval for aval, a, b in rows if aval.size and a * b != 1]
+
+
 ALL_TO_ALL = AllToAll()
 define(ALL_TO_ALL)
+define(WithRoom())

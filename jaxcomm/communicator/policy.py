@@ -69,9 +69,10 @@ class CommPolicy:
         lie in symmetric memory. Each rank waits on the host for its peers, for 2 s at
         most and once in a run of a program; NCCL takes over from then on. Between
         processes of a host they do ``ppermute`` and ``ring_shift`` of 4 to 64 MiB, and
-        of 4 MiB or more in a split-phase call. Nothing waits on the host there, and a
-        communicator takes 32 MiB of each GPU. If None, True unless
-        ``command_buffers``, which cannot record it.
+        of 4 MiB or more in a split-phase call. There, and between two GPUs of a
+        process, they also do ``all_to_all`` of rows without transposes. Between
+        processes nothing waits on the host, and a communicator takes 32 MiB of each
+        GPU. If None, True unless ``command_buffers``, which cannot record it.
       one_shot: whether a kernel of this package does small calls in NCCL's place: the
         GPUs write into each other's memory. It takes ``psum``, ``pmean`` and
         ``psum_scatter`` of float32, complex64, 32-bit integers, and an even number of

@@ -24,6 +24,12 @@ _TWO_PHASE_BYTES = 1 << 20
 # host reads offsets and sizes, for which the GPU's queue runs empty.
 _GATHERED_BYTES = 8 << 20
 
+# The least bytes of a row, and of all rows that a rank sends, to be sent as they lie by
+# all_to_all; and of a copy, on average: engine_choice.h.
+_LEAST_ROW_BYTES = 512
+_LEAST_STRIDED_BYTES = 32 << 20
+_LEAST_BYTES_OF_COPY = 1 << 20
+
 # The offsets and sizes of a rank that the host reads: DataDependent::kMostBytes.
 _READ_BYTES = 16 << 10
 
@@ -177,21 +183,41 @@ def _scatter(collective, avals, size, *, root, dimensions, tiled):
 
 
 def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
-    if not any(
-        split or concat for split, concat in zip(split_axes, concat_axes, strict=True)
-    ):
+    """Transpose small rows, and rows of few bytes in all; engines move the others."""
+    # Of each leaf: its rows and messages for a rank, and the bytes of a row.
+    leaves = []
+    for aval, split, concat in zip(avals, split_axes, concat_axes, strict=True):
+        outer, middle, _ = collective.planner_params(
+            [aval], size, split_axes=[split], concat_axes=[concat]
+        )
+        rows, whole = outer * middle, aval.size * aval.dtype.itemsize // size
+        leaves.append((rows, outer, whole // max(1, rows)))
+    is_strided = [n != 1 and row >= _LEAST_ROW_BYTES for n, _, row in leaves]
+    sent = (size - 1) * sum(n * row for n, _, row in leaves)
+    messages = sum(
+        outer if strided else 1
+        for strided, (_, outer, _) in zip(is_strided, leaves, strict=True)
+    )
+    least = (2 * size - 1) * messages * _LEAST_BYTES_OF_COPY
+    if sent < max(_LEAST_STRIDED_BYTES, least):
+        is_strided = [False] * len(leaves)
+    moved = [i for i, (n, _, _) in enumerate(leaves) if n != 1 and not is_strided[i]]
+    if not moved and not any(is_strided):
         return None
 
-    def to_front(bind, xs):
-        zeros = (0,) * len(xs)
-        rows = [rows_first(x, size, d) for x, d in zip(xs, split_axes, strict=True)]
-        moved = bind("all_to_all", rows, split_axes=zeros, concat_axes=zeros)
-        return [
-            _from_front(x, d, tiled=True)
-            for x, d in zip(moved, concat_axes, strict=True)
-        ]
+    def exchanged(bind, xs):
+        sent, splits, concats = list(xs), list(split_axes), list(concat_axes)
+        for i in moved:
+            sent[i] = rows_first(xs[i], size, split_axes[i])
+            splits[i] = concats[i] = 0
+        name = "all_to_all_with_room" if any(is_strided) else "all_to_all"
+        outs = bind(name, sent, split_axes=tuple(splits), concat_axes=tuple(concats))
+        outs = list(outs[: len(xs)])
+        for i in moved:
+            outs[i] = _from_front(outs[i], concat_axes[i], tiled=True)
+        return outs
 
-    return to_front
+    return exchanged
 
 
 def _ragged_all_to_all(collective, avals, size):

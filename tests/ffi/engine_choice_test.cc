@@ -72,6 +72,21 @@ TEST(between_processes_copies_take_what_moves_along_pairs) {
   expect(kNccl, call);
 }
 
+TEST(rows_are_copied_where_nccl_would_pack_them) {
+  CallFacts call = Moves(kLeastBytesOfMore, 4);
+  call.is_packed_for_nccl = true;
+  Expect(EngineKind::kCopy, call);
+  Expect(EngineKind::kMapped, call, kAny, kProcesses);
+  Expect(EngineKind::kNccl, call, {false, true}, kProcesses);
+  call.size = 4;
+  Expect(EngineKind::kNccl, call);
+  Expect(EngineKind::kMapped, call, kAny, kProcesses);
+  call.bytes_sent = 2 * kMostMappedBytes;
+  Expect(EngineKind::kMapped, call, kAny, kProcesses);
+  call.copies = 1000;
+  Expect(EngineKind::kNccl, call, kAny, kProcesses);
+}
+
 TEST(each_limit_counts) {
   constexpr auto kCopy = EngineKind::kCopy, kSum = EngineKind::kOneShot;
   constexpr auto kNccl = EngineKind::kNccl;
@@ -79,12 +94,12 @@ TEST(each_limit_counts) {
   Expect(kCopy, Moves(256 * kMiB, 256));
   Expect(kNccl, Moves(kLeastCopiedBytes - 1));
   Expect(kNccl, Moves(256 * kMiB, 257));
-  CallFacts call = Moves(kLeastBytesOfStart, 4);
+  CallFacts call = Moves(kLeastBytesOfMore, 4);
   call.is_start = true;
   Expect(kCopy, call);
   call.copies = 5;
   Expect(kNccl, call);
-  call.bytes_sent = kLeastBytesOfStart - 1;
+  call.bytes_sent = kLeastBytesOfMore - 1;
   Expect(kNccl, call);
   call = Moves();
   call.is_symmetric = true;

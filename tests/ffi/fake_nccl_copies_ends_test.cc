@@ -45,9 +45,9 @@ TEST(who_fails_to_begin_waits_for_what_is_on_its_way) {
   Gate gate;
   gate.Hold(two.first.on.stream);
   CHECK_OK(two.first.Start(*communicator));
-  // Two rows of its own and two for the first; then as many of the first's, the last of
-  // which is refused.
-  TheFake().fail("cuMemcpyDtoDAsync_v2", 7, cuda::kInvalidValue);
+  // Rows of its own and for the first; then those of the first, the last of which are
+  // refused.
+  TheFake().fail("cuMemcpy2DAsync_v2", 3, cuda::kInvalidValue);
   CHECK_TRUE(two.second.Start(*communicator).failure());
   CheckNothingArrives(two.first, two.second, gate);
   CHECK_TRUE(two.first.Done(*communicator).failure());

@@ -80,6 +80,45 @@ TEST(an_older_nccl_sends_and_receives_what_it_has_no_function_for) {
   }
 }
 
+TEST(rows_are_packed_on_the_side_where_they_lie_apart) {
+  constexpr int64_t kRows = 4, kRow = 128, kBytes = kRow * 4;
+  const Leaf leaf = FloatLeaf(kSize * kRows * kRow);
+  const auto steps_of = [&](int64_t split_first, int64_t outer, size_t results) {
+    auto site = MakeSite("all_to_all", {outer, kRows / outer, split_first}, {leaf},
+                         std::vector<Leaf>(results, leaf));
+    return Must(Make(*site));
+  };
+  for (const bool sends_rows : {true, false}) {
+    const Steps steps = steps_of(sends_rows ? 0 : 1, 1, 2);
+    const std::vector<Step>& packed = sends_rows ? steps.local : steps.behind;
+    CHECK_EQ(packed.size(), size_t{2} + sends_rows);  // with its own copy
+    CHECK_EQ(steps.grouped.size(), size_t{4});
+    int64_t at = 0;
+    for (const Step& step : steps.grouped) {
+      CHECK_EQ(step.bytes(), kRows * kBytes);
+      CHECK_EQ(step.from_room, sends_rows ? 1 : -1);
+      CHECK_EQ(step.to_room, sends_rows ? -1 : 1);
+      if ((step.kind == Step::Kind::kSend) != sends_rows) continue;
+      CHECK_EQ(sends_rows ? step.from : step.to, at);
+      at += step.bytes();
+    }
+  }
+  // One by one: without room, or where neither side is contiguous.
+  CHECK_EQ(steps_of(0, 1, 1).grouped.size(), size_t{4 * kRows});
+  CHECK_EQ(steps_of(0, kRows, 2).grouped.size(), size_t{4 * kRows});
+}
+
+TEST(copies_take_rows_at_once_unless_they_are_small) {
+  const auto copies_of = [](int64_t rows) {
+    auto site = FloatSite("all_gather", {rows}, 8 << 20, kSize * (8 << 20));
+    const Plan plan = Must(site->MakePlan(kSize, nullptr));
+    return MakePeerPlan(*site, plan).copies;
+  };
+  const int64_t most = (32 << 20) / kLeastBytesOfRow;
+  CHECK_EQ(copies_of(most), 2 * kSize - 1);
+  CHECK_EQ(copies_of(2 * most), (2 * kSize - 1) * 2 * most);
+}
+
 TEST(what_nccl_cannot_reduce_is_refused_by_name) {
   const auto refusal = [](DataType dtype, size_t bytes, ReduceOp op) {
     const Leaf leaf = LeafOf(dtype, 4, bytes);

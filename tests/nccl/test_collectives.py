@@ -1,5 +1,7 @@
 """What of NCCL every collective becomes; tests/collectives runs over NCCL, too."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import models
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -45,6 +48,87 @@ def test_what_nccl_cannot_reduce_is_gathered_alone(stand_in, make_mesh):
     assert [call["count"] for call in gathered] == [5 * 8] * 3
     reduced = stand_in.trace("ncclAllReduce")
     assert [call["count"] for call in reduced] == [5] * 6
+
+
+def _exchanges(lib, options):
+    """Every tiled exchange of arrays of odd shapes, batched, and its transpose."""
+    axes = [(2, 1), (1, 2), (1, 0), (2, 2)]
+
+    def every(x):
+        outs = [lib.all_to_all(x, "i", *at, tiled=True, **options) for at in axes]
+        batched = jax.vmap(
+            lambda x: lib.all_to_all(x, "i", 1, 0, tiled=True, **options),
+            in_axes=2,
+            out_axes=1,
+        )
+        return outs, batched(x)
+
+    def local(xs):
+        outs = jax.tree.map(every, xs)
+        _, back = jax.vjp(every, xs["float32"])
+        return outs, back(outs["float32"])
+
+    return local
+
+
+@pytest.mark.parametrize("groups", [None, [[2, 0], [1, 3]]])
+def test_rows_of_an_exchange_travel_as_they_lie(
+    stand_in, make_mesh, monkeypatch, groups
+):
+    for name in ("ROW_BYTES", "STRIDED_BYTES", "BYTES_OF_COPY"):
+        monkeypatch.setattr(nccl_rewrites, f"_LEAST_{name}", 0)
+    mesh, options = make_mesh(i=4), {"axis_index_groups": groups}
+    x = {
+        name: models.random_values(jnp.dtype(name), (4, 3, 8, 4, 5), 0)
+        for name in ("bool", "int8", "bfloat16", "float32", "complex128")
+    }
+    found = jax.block_until_ready(
+        models.run_stacked(mesh, _exchanges(jaxcomm, options), x)
+    )
+    # Rows of 5 elements are packed before they are sent, and where they arrive.
+    assert stand_in.trace("cuMemcpy2DAsync_v2")
+    options["backend"] = "host"
+    expected = models.run_stacked(mesh, _exchanges(jaxcomm, options), x)
+    models.assert_identical(found, expected)
+    if groups is None:
+        lax = models.run_stacked(mesh, _exchanges(jax.lax, {}), x, check_vma=False)
+        models.assert_identical(found, lax)
+
+
+def test_ulysses_exchange_has_no_transposes(stand_in, make_mesh, monkeypatch):
+    """Of long rows, both ways, by copies; log-sum-exps, whose rows are short, have."""
+    monkeypatch.setattr(nccl_rewrites, "_LEAST_STRIDED_BYTES", 4 << 20)
+    mesh = make_mesh(i=2)
+    tree = [
+        models.random_values(jnp.dtype("bfloat16"), (2, 1, 8192, 8, 128), 0),
+        models.random_values(jnp.dtype("bfloat16"), (2, 1, 8192, 4, 128), 1),
+        models.random_values(jnp.dtype("float32"), (2, 1, 8192, 8), 2),
+    ]
+
+    def there_and_back(lib):
+        def local(xs):
+            there = lib.all_to_all(xs, "i", 2, 1, tiled=True)
+            return there, lib.all_to_all(there, "i", 1, 2, tiled=True)
+
+        return local
+
+    def program(x):
+        return models.over(mesh, lambda x: jax.tree.map(
+            lambda x: x[None], there_and_back(jaxcomm)([x[0] for x in x])
+        ))(x)  # fmt: skip
+
+    lowered = jax.jit(program).lower(tree)
+    moved = re.findall(r"stablehlo.transpose.*: \(tensor<([^>]*)>", lowered.as_text())
+    assert {shape.rpartition("x")[2] for shape in moved} == {"f32"}
+    stand_in.clear()
+    there, back = jax.block_until_ready(program(tree))
+    assert len(stand_in.trace("cuMemcpy2DAsync_v2")) == 2 * 2 * (2 + 2)
+    assert not stand_in.trace("ncclSend")
+    models.assert_identical(back, tree)
+    lax = models.run_stacked(mesh, there_and_back(jax.lax), tree, check_vma=False)
+    models.assert_identical((there, back), lax)
+    (member,) = jaxcomm.communicators()
+    assert member.stats()["copied_calls"] == 2
 
 
 def test_means_of_wide_floats_are_ncclavg(stand_in, make_mesh):

@@ -76,17 +76,31 @@ def copies(here):
             np.roll(half, 5, 0) * 32,
         ),
     )
+    # Rows of a prime number of bytes, to and from the middle of a slot.
+    wide = here.values("int8", (4, 2411, 4, 1031), 2)
+    rows = wide.reshape(4, 2411, 4, 1031).transpose(2, 0, 1, 3)  # by target
+    there = rows.reshape(4, 4 * 2411, 1031)
+
+    def swap(split):
+        return lambda x: jaxcomm.all_to_all(x, "i", split, 1 - split, tiled=True)
+
+    programs += (
+        (swap(1), wide, there[:, :, None]),
+        (swap(0), there[:, :, None], wide),
+    )
     counts = []
+    least = unittest.mock.patch.object(nccl_rewrites, "_LEAST_STRIDED_BYTES", 0)
     for function, x, expected in programs:
         for _ in range(2):
-            here.identical(mesh, here.run(mesh, function, x), expected)
+            with least:
+                here.identical(mesh, here.run(mesh, function, x), expected)
         counts.append(jaxcomm.communicators()[0].stats()["copied_calls"])
     held = jaxcomm.communicators()[0].stats()["device_bytes"]
     return counts, held > (32 << 20)
 
 
 def test_what_only_moves_is_copied_between_processes(team):
-    assert team.call(copies) == [[[2, 4, 14], True]] * 2
+    assert team.call(copies) == [[[2, 4, 14, 16, 18], True]] * 2
 
 
 def many_communicators(here):

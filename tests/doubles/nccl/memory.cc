@@ -185,6 +185,25 @@ Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream strea
   return kSuccess;
 }
 
+Result cuMemcpy2DAsync_v2(const Rows* rows, Stream stream) {
+  JAXCOMM_FAKE_CALL(kAllowed, "cuMemcpy2DAsync_v2", 0, fake::Number(stream),
+                    static_cast<int64_t>(rows->row_bytes * rows->rows));
+  JAXCOMM_FAKE_STREAM(found, stream);
+  if (rows->from_kind != Rows::kDevice || rows->to_kind != Rows::kDevice ||
+      rows->from_pitch < rows->row_bytes || rows->to_pitch < rows->row_bytes ||
+      std::max(rows->from_pitch, rows->to_pitch) >= size_t{1} << 31) {
+    return kInvalidValue;
+  }
+  found->Enqueue([copied = *rows] {
+    for (size_t row = 0; row < copied.rows; ++row) {
+      std::memmove(reinterpret_cast<void*>(copied.to + row * copied.to_pitch),
+                   reinterpret_cast<const void*>(copied.from + row * copied.from_pitch),
+                   copied.row_bytes);
+    }
+  });
+  return kSuccess;
+}
+
 Result cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream stream) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuMemsetD8Async", 0, fake::Number(stream),
                     static_cast<int64_t>(bytes));

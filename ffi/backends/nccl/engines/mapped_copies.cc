@@ -47,9 +47,17 @@ ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(
     CurrentContext current(parts.library.cuda, rank->facts.context);
     Member& member = made->members_[rank->facts.place];
     PeerMemory& shared = *made->memory_;
-    RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.StreamCreateWithPriority,
-                                      &member.apart, cuda::kStreamNonBlocking,
-                                      cuda::kHighestPriority));
+    for (cuda::Stream* stream :
+         {&member.apart, &member.staging, &member.local, &member.pulling}) {
+      RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.StreamCreateWithPriority,
+                                        stream, cuda::kStreamNonBlocking,
+                                        cuda::kHighestPriority));
+    }
+    for (cuda::Event* event :
+         {&member.ready, &member.staged, &member.copied, &member.pulled}) {
+      RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.EventCreate, event,
+                                        cuda::kEventDisableTiming));
+    }
     RETURN_IF_ERROR(shared.Take(rank->facts.place, kStagedBytes + kWordBytes,
                                 /*zeroed=*/kWordBytes));
     const cuda::Pointer own = shared.own(rank->facts.place);
@@ -72,14 +80,21 @@ MappedCopies::~MappedCopies() {
     for (const auto& [stream, event] : member.last) {
       parts_.library.cuda.EventDestroy(event);
     }
-    if (member.apart != nullptr) parts_.library.cuda.StreamDestroy(member.apart);
+    for (cuda::Event event :
+         {member.ready, member.staged, member.copied, member.pulled}) {
+      if (event != nullptr) parts_.library.cuda.EventDestroy(event);
+    }
+    for (cuda::Stream stream :
+         {member.apart, member.staging, member.local, member.pulling}) {
+      if (stream != nullptr) parts_.library.cuda.StreamDestroy(stream);
+    }
   }
 }
 
-Status MappedCopies::Copy(cuda::Pointer to, cuda::Pointer from, size_t bytes,
-                          cuda::Stream stream) {
-  return parts_.library.Try(parts_.library.cuda.MemcpyDtoDAsync, to, from, bytes,
-                            stream);
+Status MappedCopies::Follow(cuda::Stream stream, cuda::Stream first,
+                            cuda::Event event) {
+  RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.EventRecord, event, first));
+  return parts_.library.Try(parts_.library.cuda.StreamWaitEvent, stream, event, 0u);
 }
 
 Status MappedCopies::Flush(Operations& operations, cuda::Stream stream) {
@@ -102,15 +117,59 @@ Status MappedCopies::Enqueue(const Call& call, const Recipe& recipe, LocalRank& 
 
 Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
                             const RankFacts& rank, cuda::Stream stream) {
-  for (const Step& step : plan.local) {
-    RETURN_IF_ERROR(
-        RunLocalStep(parts_.library, step, call.operands, call.results, stream));
+  Member& member = members_[rank.place];
+  Streams streams{stream, stream, stream, stream};
+  if (!plan.chunks.empty() && !plan.local.empty()) streams.local = member.local;
+  if (plan.chunks.size() > 1) {
+    streams.staging = member.staging;
+    streams.odd = member.pulling;
   }
-  for (const MappedPlan::Chunk& chunk : plan.chunks) {
-    RETURN_IF_ERROR(LaunchChunk(chunk, call, rank, stream));
+  const std::pair<cuda::Stream, cuda::Event> beside[] = {
+      {streams.local, member.copied},
+      {streams.staging, member.staged},
+      {streams.odd, member.pulled},
+  };
+  for (const auto& [each, event] : beside) {
+    if (each != stream) RETURN_IF_ERROR(Follow(each, stream, member.ready));
   }
-  RETURN_IF_ERROR(Flush(members_[rank.place].operations, stream));
-  return RecordLast(members_[rank.place], stream);
+  Status status = LaunchChunks(plan, call, rank, streams);
+  // Also after a failure: whoever is told of it gives the operands back.
+  for (const auto& [each, event] : beside) {
+    if (each == stream) continue;
+    Status joined = Follow(stream, each, event);
+    if (status.success()) status = std::move(joined);
+  }
+  Status recorded = RecordLast(member, stream);
+  return status.failure() ? status : recorded;
+}
+
+Status MappedCopies::LaunchChunks(const MappedPlan& plan, const Call& call,
+                                  const RankFacts& rank, const Streams& streams) {
+  Member& member = members_[rank.place];
+  const bool is_apart = streams.staging != streams.even;
+  Operations& of_staging = is_apart ? member.of_staging : member.operations;
+  const auto copy_local = [&] {
+    Status status = OkStatus();
+    for (const Step& step : plan.local) {
+      if (status.failure()) break;
+      status = RunLocalStep(parts_.library, step, call.operands, call.results,
+                            streams.local);
+    }
+    return status;
+  };
+  if (plan.chunks.empty()) return copy_local();
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    ++member.chunk;
+    RETURN_IF_ERROR(Stage(plan.chunks[i], call, rank, of_staging, streams.staging));
+    if (is_apart) RETURN_IF_ERROR(Flush(of_staging, streams.staging));
+    const bool is_odd = i % 2 == 1;
+    RETURN_IF_ERROR(Pull(plan.chunks[i], call, rank,
+                         is_odd ? member.of_pulling : member.operations,
+                         is_odd ? streams.odd : streams.even));
+    if (i == 0) RETURN_IF_ERROR(copy_local());
+  }
+  RETURN_IF_ERROR(Flush(member.of_pulling, streams.odd));
+  return Flush(member.operations, streams.even);
 }
 
 Status MappedCopies::RecordLast(Member& member, cuda::Stream stream) {
@@ -133,48 +192,59 @@ bool MappedCopies::IsBusy(const RankFacts& rank) const {
   });
 }
 
-Status MappedCopies::LaunchChunk(const MappedPlan::Chunk& chunk, const Call& call,
-                                 const RankFacts& rank, cuda::Stream stream) {
+Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, const Call& call,
+                           const RankFacts& rank, Operations& operations,
+                           cuda::Stream staging) {
   Member& member = members_[rank.place];
-  Operations& operations = member.operations;
-  const uint64_t number = ++member.chunk;
-  const size_t slot = number % kSlots;
+  const size_t slot = member.chunk % kSlots;
   const cuda::Pointer own = memory_->own(rank.place);
   if (!chunk.stages.empty()) {
     Member::Used& used = member.used[slot];
     for (int target : used.targets) {
       operations.push_back({MemOp::kWait, PulledBy(own, target, slot), used.chunk});
     }
-    RETURN_IF_ERROR(Flush(operations, stream));
+    RETURN_IF_ERROR(Flush(operations, staging));
     used.targets = chunk.targets;
-    used.chunk = number;
+    used.chunk = member.chunk;
   }
-  for (const MappedPlan::Stage& stage : chunk.stages) {
-    RETURN_IF_ERROR(Copy(
-        own + slot * kSlotBytes + stage.at,
-        PointerOf(call.operands[stage.leaf]) + static_cast<cuda::Pointer>(stage.from),
-        stage.bytes, stream));
+  for (const Step& step : chunk.stages) {
+    RETURN_IF_ERROR(CopyRows(
+        parts_.library, step,
+        own + slot * kSlotBytes + static_cast<cuda::Pointer>(step.to),
+        PointerOf(call.operands[step.leaf]) + static_cast<cuda::Pointer>(step.from),
+        staging));
   }
   for (int target : chunk.targets) {
     const cuda::Pointer word =
         StagedBy(memory_->of(rank.place, target), rank.rank, slot);
-    operations.push_back({MemOp::kWrite, word, number});
+    operations.push_back({MemOp::kWrite, word, member.chunk});
   }
+  return OkStatus();
+}
+
+Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, const Call& call,
+                          const RankFacts& rank, Operations& operations,
+                          cuda::Stream stream) {
+  const Member& member = members_[rank.place];
+  const size_t slot = member.chunk % kSlots;
+  const cuda::Pointer own = memory_->own(rank.place);
   // In one wait with the others: who comes first waits for who comes last.
   for (int source : chunk.sources) {
-    operations.push_back({MemOp::kWait, StagedBy(own, source, slot), number});
+    operations.push_back({MemOp::kWait, StagedBy(own, source, slot), member.chunk});
   }
   if (!chunk.pulls.empty()) RETURN_IF_ERROR(Flush(operations, stream));
-  for (const MappedPlan::Pull& pull : chunk.pulls) {
-    RETURN_IF_ERROR(
-        Copy(PointerOf(call.results[pull.leaf]) + static_cast<cuda::Pointer>(pull.to),
-             memory_->of(rank.place, pull.source) + slot * kSlotBytes + pull.at,
-             pull.bytes, stream));
+  for (const Step& step : chunk.pulls) {
+    RETURN_IF_ERROR(CopyRows(
+        parts_.library, step,
+        PointerOf(call.results[step.leaf]) + static_cast<cuda::Pointer>(step.to),
+        memory_->of(rank.place, step.peer) + slot * kSlotBytes +
+            static_cast<cuda::Pointer>(step.from),
+        stream));
   }
   for (int source : chunk.sources) {
     const cuda::Pointer word =
         PulledBy(memory_->of(rank.place, source), rank.rank, slot);
-    operations.push_back({MemOp::kWrite, word, number});
+    operations.push_back({MemOp::kWrite, word, member.chunk});
   }
   return OkStatus();
 }

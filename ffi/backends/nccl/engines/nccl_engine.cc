@@ -111,10 +111,12 @@ Status NcclEngine::CheckPlaces(const Steps& steps, const Call& call,
   if (windows.empty() || parts_.spec.platform == "cpu") return OkStatus();
   for (const Step& step : steps.grouped) {
     if (!IsSent(step)) continue;
-    const bool from = windows.Cover(call.operands[step.leaf],
-                                    call.site->operands()[step.leaf].bytes());
+    const int result = step.to_room < 0 ? step.leaf : step.to_room;
+    const void* const operand =
+        step.from_room < 0 ? call.operands[step.leaf] : call.results[step.from_room];
+    const bool from = windows.Cover(operand, call.site->operands()[step.leaf].bytes());
     const bool to =
-        windows.Cover(call.results[step.leaf], call.site->results()[step.leaf].bytes());
+        windows.Cover(call.results[result], call.site->results()[result].bytes());
     if (from == to) continue;
     return FailedPrecondition(
         "its ", from ? "operand" : "result", " lies in a SymmetricPool and its ",

@@ -45,7 +45,7 @@ ErrorOr<std::unique_ptr<PeerCopies>> PeerCopies::Create(
 
 void PeerCopies::DestroyEvents(const Round& round) {
   for (const Participant& participant : round.participants) {
-    for (cuda::Event event : {participant.ready, participant.left}) {
+    for (cuda::Event event : {participant.ready, participant.left, participant.stays}) {
       if (event != nullptr) library_.cuda.EventDestroy(event);
     }
   }
@@ -88,7 +88,8 @@ ErrorOr<std::unique_ptr<PeerCopies::Round>> PeerCopies::MakeRound(
     Participant& participant = made->participants[each.rank];
     participant.device = i;
     CurrentContext current(library_.cuda, each.context);
-    for (cuda::Event* event : {&participant.ready, &participant.left}) {
+    for (cuda::Event* event :
+         {&participant.ready, &participant.left, &participant.stays}) {
       if (status.failure()) break;
       status =
           library_.Try(library_.cuda.EventCreate, event, cuda::kEventDisableTiming);
@@ -172,27 +173,34 @@ Status PeerCopies::Send(Round& round, int rank) {
     status = device.in_flight.Begin(participant.stream, /*may_be_captured=*/false,
                                     InFlight::Clock::now());
   }
+  const bool is_beside = !part.local.empty() && device.stream != participant.stream;
+  if (is_beside && status.success()) status = WaitFor(device.stream, participant.ready);
   for (const Step& step : part.local) {
     if (status.success()) {
       status = RunLocalStep(library_, step, participant.operands.data(),
-                            participant.results.data(), participant.stream);
+                            participant.results.data(), device.stream);
     }
   }
-  for (const PeerPlan::Copy& copy : part.copies) {
+  for (const Step& copy : part.copies) {
     if (status.failure()) break;
     const char* from =
         static_cast<const char*>(participant.operands[copy.leaf]) + copy.from;
-    char* to = static_cast<char*>(round.participants[copy.target].results[copy.leaf]) +
-               copy.to;
-    status = library_.Try(
-        library_.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
-        reinterpret_cast<cuda::Pointer>(from), copy.bytes, participant.stream);
+    char* to =
+        static_cast<char*>(round.participants[copy.peer].results[copy.leaf]) + copy.to;
+    status = CopyRows(library_, copy, reinterpret_cast<cuda::Pointer>(to),
+                      reinterpret_cast<cuda::Pointer>(from), participant.stream);
+  }
+  // Also after a failure: some copies may be on their way.
+  if (is_beside) {
+    Status stays =
+        library_.Try(library_.cuda.EventRecord, participant.stays, device.stream);
+    if (stays.success()) stays = WaitFor(participant.stream, participant.stays);
+    if (status.success()) status = std::move(stays);
   }
   if (status.success()) {
     status = device.in_flight.End(participant.stream, participant.named,
                                   InFlight::Clock::now());
   }
-  // Also after a failure: some copies may be on their way.
   Status left =
       library_.Try(library_.cuda.EventRecord, participant.left, participant.stream);
   participant.has_left = left.success();
@@ -241,30 +249,20 @@ PeerCopies::LeftToNccl PeerCopies::LeftOf(const Round& round, int rank) {
   LeftToNccl left;
   if (own.sends == Participant::Sends::kLeftToNccl) {
     left.steps.local = parts[rank].local;
-    for (const PeerPlan::Copy& copy : parts[rank].copies) {
-      Step send;
-      send.kind = Step::Kind::kSend;
-      send.leaf = copy.leaf;
-      send.from = copy.from;
-      send.count = copy.bytes;
-      send.peer = copy.target;
-      left.steps.grouped.push_back(send);
-    }
+    left.steps.grouped = parts[rank].copies;
   }
   for (int source : parts[rank].sources) {
     if (round.participants[source].sends != Participant::Sends::kLeftToNccl) continue;
-    for (const PeerPlan::Copy& copy : parts[source].copies) {
-      if (copy.target != rank) continue;
-      Step receive;
+    for (const Step& copy : parts[source].copies) {
+      if (copy.peer != rank) continue;
+      Step receive = copy;
       receive.kind = Step::Kind::kRecv;
-      receive.leaf = copy.leaf;
-      receive.to = copy.to;
-      receive.count = copy.bytes;
       receive.peer = source;
       left.steps.grouped.push_back(receive);
     }
   }
   if (left.is_empty()) return left;  // as nearly always: without allocation
+  left.steps = ForNccl(std::move(left.steps), round.plan->leaves);
   left.operands = own.operands;
   left.results = own.results;
   left.named = own.named;

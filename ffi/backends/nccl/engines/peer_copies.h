@@ -106,6 +106,7 @@ class PeerCopies {
     cuda::Stream stream = nullptr;
     cuda::Event ready = nullptr;  // its operands are there, and its results free
     cuda::Event left = nullptr;   // what it sends has arrived
+    cuda::Event stays = nullptr;  // and what it keeps, if that goes on another stream
     InFlight::Named named;
 
     bool has_come() const { return is_here; }

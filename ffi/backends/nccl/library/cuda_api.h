@@ -52,6 +52,26 @@ struct MemoryOperation {
 };
 static_assert(sizeof(MemoryOperation) == 48);
 
+// A copy of rows: CUDA_MEMCPY2D.
+struct Rows {
+  static constexpr unsigned kDevice = 2;
+
+  size_t from_x = 0, from_y = 0;
+  unsigned from_kind = kDevice;
+  const void* from_host = nullptr;
+  Pointer from = 0;
+  void* from_array = nullptr;
+  size_t from_pitch = 0;  // bytes from one row to the next
+  size_t to_x = 0, to_y = 0;
+  unsigned to_kind = kDevice;
+  void* to_host = nullptr;
+  Pointer to = 0;
+  void* to_array = nullptr;
+  size_t to_pitch = 0;
+  size_t row_bytes = 0, rows = 0;
+};
+static_assert(sizeof(Rows) == 128);
+
 // name as exported, name of ours, result, parameters.
 // clang-format off
 #define JAXCOMM_CUDA_FUNCTIONS(F)                                                   \
@@ -84,6 +104,7 @@ static_assert(sizeof(MemoryOperation) == 48);
   F(cuMemAlloc_v2, MemAlloc, (Pointer*, size_t))                                    \
   F(cuMemFree_v2, MemFree, (Pointer))                                               \
   F(cuMemcpyDtoDAsync_v2, MemcpyDtoDAsync, (Pointer, Pointer, size_t, Stream))      \
+  F(cuMemcpy2DAsync_v2, Memcpy2DAsync, (const Rows*, Stream))                       \
   F(cuMemcpyHtoDAsync_v2, MemcpyHtoDAsync, (Pointer, const void*, size_t, Stream))  \
   F(cuMemcpyDtoHAsync_v2, MemcpyDtoHAsync, (void*, Pointer, size_t, Stream))        \
   F(cuMemsetD8Async, MemsetD8Async, (Pointer, unsigned char, size_t, Stream))       \

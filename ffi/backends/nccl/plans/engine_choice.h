@@ -24,7 +24,8 @@ inline constexpr int64_t kLeastCopiedBytes = 32 << 20;
 // The same of the start of a split-phase call: a kernel of NCCL waits until the work
 // beside it leaves it room on the GPU. On two H100s a ring of 8,192 tokens, which sends
 // 16 MiB, took 0.87 of the time by copies, and a halo of 6 MiB 0.95.
-inline constexpr int64_t kLeastBytesOfStart = 4 << 20;
+// So it is of rows, which NCCL sends once they are packed.
+inline constexpr int64_t kLeastBytesOfMore = 4 << 20;
 // Between processes, a rank's operand is copied twice, and what moves along pairs alone
 // gains. On four H100s, one process each, NCCL's time over that of copies is 0.9 at
 // 1 MiB, 1.1 at 4, 1.3 at 16, 1.2 at 64 and 0.6 at 256. Beside other work copies win at
@@ -45,6 +46,8 @@ inline constexpr bool SizesAreForGpus(int64_t operand_bytes, int64_t result_byte
 }
 // The least bytes of a copy, on average: a kernel moves many small rows faster.
 inline constexpr int64_t kLeastBytesOfCopy = 1 << 20;
+// Of rows that are smaller each counts as a copy.
+inline constexpr int64_t kLeastBytesOfRow = 512;
 // The most arrays of one call that are done by kernels of ours: NCCL does more of them
 // as one group.
 inline constexpr int kMostWorks = 4;
@@ -52,9 +55,10 @@ inline constexpr int kMostWorks = 4;
 inline constexpr int64_t kMostLineBytes = 1 << 20;
 
 // Whether a collective that only moves bytes moves enough, in copies that are large
-// enough. Both numbers are of the rank that has the most.
-inline constexpr bool IsWorthCopying(int64_t bytes, int64_t copies, bool is_start) {
-  return bytes >= (is_start ? kLeastBytesOfStart : kLeastCopiedBytes) &&
+// enough. Both numbers are of the rank that has the most. `gains_more`: see
+// kLeastBytesOfMore.
+inline constexpr bool IsWorthCopying(int64_t bytes, int64_t copies, bool gains_more) {
+  return bytes >= (gains_more ? kLeastBytesOfMore : kLeastCopiedBytes) &&
          bytes >= copies * kLeastBytesOfCopy;
 }
 
@@ -64,6 +68,7 @@ struct CallFacts {
   // has the most; without `copies`, `bytes_sent` is an upper bound.
   bool copies_serve = false;
   bool moves_along_pairs = false;  // a permutation
+  bool is_packed_for_nccl = false;
   int64_t bytes_sent = 0;
   int64_t copies = 0;
   // How many arrays our kernels are to do, if they can do them all: see OneShotWork.

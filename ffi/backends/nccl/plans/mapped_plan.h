@@ -13,26 +13,11 @@
 namespace jaxcomm {
 
 struct MappedPlan {
-  // From an operand into a slot of the rank's own memory.
-  struct Stage {
-    int leaf = 0;
-    int64_t from = 0;  // bytes into the operand
-    size_t at = 0;     // bytes into the slot
-    size_t bytes = 0;
-  };
-  // From a slot of another rank's memory into a result.
-  struct Pull {
-    int source = 0;
-    size_t at = 0;
-    int leaf = 0;
-    int64_t to = 0;
-    size_t bytes = 0;
-  };
   // What one slot holds. A rank stages, tells its targets, waits for its sources, pulls
   // from them, and tells them that it has.
   struct Chunk {
-    std::vector<Stage> stages;
-    std::vector<Pull> pulls;
+    std::vector<Step> stages;           // copies of operands to bytes of the slot
+    std::vector<Step> pulls;            // from bytes of the peer's slot to results
     std::vector<int> targets, sources;  // each once
   };
 

@@ -15,23 +15,9 @@ void AddOnce(std::vector<int>& ranks, int rank) {
 int64_t BytesSent(const Steps& steps) {
   int64_t bytes = 0;
   for (const Step& step : steps.grouped) {
-    if (step.kind == Step::Kind::kSend) bytes += static_cast<int64_t>(step.count);
+    if (step.kind == Step::Kind::kSend) bytes += step.bytes();
   }
   return bytes;
-}
-
-// Pairs a rank's sends to another with the other's receives, which are in one order.
-void Pair(const Steps& from, const Steps& to, int source, int target,
-          std::vector<PeerPlan::Copy>* copies) {
-  auto receive = to.grouped.begin();
-  for (const Step& send : from.grouped) {
-    if (send.kind != Step::Kind::kSend || send.peer != target) continue;
-    receive = std::find_if(receive, to.grouped.end(), [source](const Step& step) {
-      return step.kind == Step::Kind::kRecv && step.peer == source;
-    });
-    copies->push_back({target, send.leaf, send.from, receive->to, send.count});
-    ++receive;
-  }
 }
 
 }  // namespace
@@ -58,7 +44,7 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
   const int size = plan.size;
   std::vector<Steps> steps(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
-    auto made_steps = MakeSteps(site, plan, rank, Natives::kNone);
+    auto made_steps = MakeStridedSteps(site, plan, rank);
     if (!made_steps) return {};
     const Steps& own = steps[rank] = std::move(*made_steps);
     for (const Step& step : own.grouped) {
@@ -68,20 +54,24 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
     made.copies = std::max(made.copies,
                            static_cast<int64_t>(own.grouped.size() + own.local.size()));
   }
-  if (!IsWorthCopying(made.bytes_sent, made.copies, /*is_start=*/true)) return made;
+  if (!IsWorthCopying(made.bytes_sent, made.copies, /*gains_more=*/true)) return made;
   made.parts.resize(steps.size());
   for (int rank = 0; rank < size; ++rank) {
     made.parts[rank].local = std::move(steps[rank].local);
     // Each begins with another target, so that no two send to one at a time.
     for (int distance = 1; distance < size; ++distance) {
       const int target = (rank + distance) % size;
-      Pair(steps[rank], steps[target], rank, target, &made.parts[rank].copies);
+      for (const Step& step : steps[rank].grouped) {
+        if (step.kind != Step::Kind::kSend || step.peer != target) continue;
+        made.parts[rank].copies.push_back(step);
+      }
     }
-    for (const PeerPlan::Copy& copy : made.parts[rank].copies) {
-      AddOnce(made.parts[rank].targets, copy.target);
-      AddOnce(made.parts[copy.target].sources, rank);
+    for (const Step& copy : made.parts[rank].copies) {
+      AddOnce(made.parts[rank].targets, copy.peer);
+      AddOnce(made.parts[copy.peer].sources, rank);
     }
   }
+  made.leaves = plan.leaves;
   return made;
 }
 

@@ -13,23 +13,16 @@
 namespace jaxcomm {
 
 struct PeerPlan {
-  struct Copy {
-    int target = 0;
-    int leaf = 0;
-    int64_t from = 0;  // bytes into the operand
-    int64_t to = 0;    // bytes into the target's result
-    size_t bytes = 0;
-  };
-
   struct Part {
-    std::vector<Step> local;  // copies within the rank, and zeros
-    std::vector<Copy> copies;
+    std::vector<Step> local;            // copies within the rank, and zeros
+    std::vector<Step> copies;           // sends; the peer is the target
     std::vector<int> targets, sources;  // without the rank, each once
   };
 
   // The bytes of the rank that sends most, and the most copies of a rank.
   int64_t bytes_sent = 0, copies = 0;
   std::vector<Part> parts;  // by rank; empty where NCCL is to do it
+  std::vector<Plan::Division> leaves;
 };
 
 // Whether copies between GPUs can serve a collective of this kind: it reduces nothing,

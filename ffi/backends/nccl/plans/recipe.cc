@@ -12,6 +12,9 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) 
   facts.size = plan.size;
   facts.copies_serve = CopiesServe(plan.kind);
   facts.moves_along_pairs = plan.kind == Plan::Kind::kPermute;
+  for (const Plan::Division& leaf : plan.leaves) {
+    if (leaf.room >= 0) facts.is_packed_for_nccl = true;
+  }
   facts.bytes_sent = site.operand_bytes() * (plan.size - 1);
   if (recipe.copies != nullptr) {
     facts.bytes_sent = recipe.copies->bytes_sent;
@@ -46,7 +49,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
   made.works = MakeOneShotPlan(plan, made.steps);
   // Most calls are too small for copies, and their copies are never counted.
   const bool may_copy = copies.of_process || copies.slot_bytes > 0;
-  if (may_copy && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfStart) {
+  if (may_copy && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfMore) {
     made.copies = CopiesOf(site, plan);
     if (copies.slot_bytes > 0 && !made.copies->parts.empty()) {
       made.mapped = std::make_shared<const MappedPlan>(

@@ -1,7 +1,10 @@
 #include "ffi/backends/nccl/plans/steps.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
+
+#include "ffi/backends/nccl/plans/engine_choice.h"
 
 namespace jaxcomm {
 namespace {
@@ -39,6 +42,9 @@ std::optional<Number> NumberOf(DataType dtype, ReduceOp op) {
   return std::nullopt;
 }
 
+// The largest that CUDA takes.
+constexpr int64_t kMostPitch = (int64_t{1} << 31) - 1;
+
 // Joins rows that lie one behind the other on both sides.
 Move Joined(Move move) {
   const auto dense = [&](const Strides& strides) {
@@ -54,8 +60,14 @@ Move Joined(Move move) {
 
 class Maker {
  public:
-  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives)
-      : site_(site), plan_(plan), rank_(rank), natives_(natives) {}
+  // Smaller rows than `least_row` bytes are steps of their own.
+  Maker(const CallSite& site, const Plan& plan, int rank, Natives natives,
+        int64_t least_row)
+      : site_(site),
+        plan_(plan),
+        rank_(rank),
+        natives_(natives),
+        least_row_(least_row) {}
 
   ErrorOr<Steps> Make() {
     for (leaf_ = 0; leaf_ < static_cast<int>(plan_.leaves.size()); ++leaf_) {
@@ -125,6 +137,15 @@ class Maker {
     return step;
   }
 
+  // Of all rows of a move, which are of one dimension.
+  Step StepOf(const Move& move) const {
+    Step step = StepOf(Kind::kCopy, move.from.offset, move.to.offset, move.inner);
+    step.rows = move.middle;
+    step.from_pitch = move.from.middle * element_bytes_;
+    step.to_pitch = move.to.middle * element_bytes_;
+    return step;
+  }
+
   void AddGrouped(Kind kind, int64_t from, int64_t to, int64_t elements, int peer) {
     Step step = StepOf(kind, from, to, elements);
     step.peer = peer;
@@ -154,9 +175,23 @@ class Maker {
   }
 
   void AddMove(const Move& strided) {
-    const Move move = Joined(strided);
-    if (move.inner == 0) return;
-    for (int64_t row = 0; row < move.rows(); ++row) AddRow(move, row);
+    Move move = Joined(strided);
+    if (move.inner == 0 || move.rows() == 0) return;
+    if (move.needs_kernels() || move.sources.empty()) {
+      for (int64_t row = 0; row < move.rows(); ++row) AddRow(move, row);
+      return;
+    }
+    if (move.middle == 1) {
+      std::swap(move.outer, move.middle);
+      move.from.middle = move.from.outer;
+      move.to.middle = move.to.outer;
+    }
+    const int64_t outer = std::exchange(move.outer, 1);
+    for (int64_t i = 0; i < outer; ++i) {
+      AddCopies(Joined(move));
+      move.from.offset += move.from.outer;
+      move.to.offset += move.to.outer;
+    }
   }
 
   void AddRow(const Move& move, int64_t row) {
@@ -172,29 +207,35 @@ class Maker {
       for (int root : move.targets) {
         AddReduction(Kind::kReduce, move.inner, from, to, root);
       }
-    } else if (move.sources.empty()) {
-      if (!move.targets.Contains(rank_)) return;
+    } else if (move.targets.Contains(rank_)) {
       steps_.local.push_back(StepOf(Kind::kZero, 0, to, move.inner));
-    } else {
-      AddCopies(move, from, to);
     }
   }
 
   // Copies from one rank to others.
-  void AddCopies(const Move& move, int64_t from, int64_t to) {
+  void AddCopies(const Move& move) {
+    Step step = StepOf(move);
     const int source = move.sources[0];
-    if (source != rank_) {
-      if (move.targets.Contains(rank_)) {
-        AddGrouped(Kind::kRecv, from, to, move.inner, source);
+    const bool is_apart = std::max(step.from_pitch, step.to_pitch) > kMostPitch ||
+                          static_cast<int64_t>(step.count) < least_row_;
+    if (step.rows > 1 && is_apart) {
+      Move row = move;
+      row.middle = 1;
+      for (int64_t i = 0; i < move.middle; ++i) {
+        AddCopies(row);
+        row.from.offset += move.from.middle;
+        row.to.offset += move.to.middle;
       }
-      return;
-    }
-    for (int target : move.targets) {
-      if (target == rank_) {
-        steps_.local.push_back(StepOf(Kind::kCopy, from, to, move.inner));
-      } else {
-        AddGrouped(Kind::kSend, from, to, move.inner, target);
+    } else if (source == rank_) {
+      for (int target : move.targets) {
+        step.kind = target == rank_ ? Kind::kCopy : Kind::kSend;
+        step.peer = target;
+        (target == rank_ ? steps_.local : steps_.grouped).push_back(step);
       }
+    } else if (move.targets.Contains(rank_)) {
+      step.kind = Kind::kRecv;
+      step.peer = source;
+      steps_.grouped.push_back(step);
     }
   }
 
@@ -202,16 +243,28 @@ class Maker {
   const Plan& plan_;
   const int rank_;
   const Natives natives_;
+  const int64_t least_row_;
   Steps steps_;
   int leaf_ = 0;
   int64_t element_bytes_ = 0;
   Status status_ = OkStatus();
 };
 
+const char* FromOf(const Step& step, const void* const* operands,
+                   void* const* results) {
+  const void* of = step.from_room < 0 ? operands[step.leaf] : results[step.from_room];
+  return static_cast<const char*>(of) + step.from;
+}
+
+char* ToOf(const Step& step, void* const* results) {
+  return static_cast<char*>(results[step.to_room < 0 ? step.leaf : step.to_room]) +
+         step.to;
+}
+
 Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
                nccl::Comm comm, cuda::Stream stream, const FinishCall& finish) {
-  const char* from = static_cast<const char*>(call.operands[step.leaf]) + step.from;
-  char* to = static_cast<char*>(call.results[step.leaf]) + step.to;
+  const char* from = FromOf(step, call.operands, call.results);
+  char* to = ToOf(step, call.results);
   const nccl::Api& api = library.nccl;
   const auto run = [&](const auto& function, auto... arguments) {
     return finish(function(arguments..., comm, stream), function.name);
@@ -246,23 +299,87 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
 
 }  // namespace
 
+ErrorOr<Steps> MakeStridedSteps(const CallSite& site, const Plan& plan, int rank) {
+  return Maker(site, plan, rank, Natives::kNone, kLeastBytesOfRow).Make();
+}
+
 ErrorOr<Steps> MakeSteps(const CallSite& site, const Plan& plan, int rank,
                          Natives natives) {
-  return Maker(site, plan, rank, natives).Make();
+  ASSIGN_OR_RETURN(Steps made, Maker(site, plan, rank, natives, 0).Make());
+  return ForNccl(std::move(made), plan.leaves);
+}
+
+Steps ForNccl(Steps strided, const std::vector<Plan::Division>& leaves) {
+  Steps made;
+  made.local = std::move(strided.local);
+  made.behind = std::move(strided.behind);
+  std::vector<int64_t> used(leaves.size(), 0);  // of the rooms
+  for (const Step& step : strided.grouped) {
+    const bool is_send = step.kind == Kind::kSend;
+    const auto row_bytes = static_cast<int64_t>(step.count);
+    const bool from_is_dense = step.rows == 1 || step.from_pitch == row_bytes;
+    const bool to_is_dense = step.rows == 1 || step.to_pitch == row_bytes;
+    const int room = leaves[step.leaf].room;
+    Step sent = step;
+    sent.rows = 1;
+    if (!(from_is_dense || to_is_dense) || (step.rows > 1 && room < 0)) {
+      for (int64_t row = 0; row < step.rows; ++row) {
+        made.grouped.push_back(sent);
+        sent.from += step.from_pitch;
+        sent.to += step.to_pitch;
+      }
+      continue;
+    }
+    sent.count = static_cast<size_t>(step.count * step.rows);
+    if (!from_is_dense) sent.from_room = room;
+    if (!to_is_dense) sent.to_room = room;
+    if (!(is_send ? from_is_dense : to_is_dense)) {
+      // All moves of a leaf have the same strides. So either what is sent is packed, or
+      // what arrives, and the room holds it.
+      Step packed = step;
+      packed.kind = Kind::kCopy;
+      int64_t& at = used[step.leaf];
+      if (is_send) {
+        packed.to_room = room;
+        packed.to = sent.from = at;
+        packed.to_pitch = row_bytes;
+      } else {
+        packed.from_room = room;
+        packed.from = sent.to = at;
+        packed.from_pitch = row_bytes;
+      }
+      at += step.bytes();
+      (is_send ? made.local : made.behind).push_back(packed);
+    }
+    made.grouped.push_back(sent);
+  }
+  return made;
+}
+
+Status CopyRows(const NcclLibrary& library, const Step& step, cuda::Pointer to,
+                cuda::Pointer from, cuda::Stream stream) {
+  if (step.rows == 1) {
+    return library.Try(library.cuda.MemcpyDtoDAsync, to, from, step.count, stream);
+  }
+  cuda::Rows rows;
+  rows.from = from;
+  rows.from_pitch = static_cast<size_t>(step.from_pitch);
+  rows.to = to;
+  rows.to_pitch = static_cast<size_t>(step.to_pitch);
+  rows.row_bytes = step.count;
+  rows.rows = static_cast<size_t>(step.rows);
+  return library.Try(library.cuda.Memcpy2DAsync, &rows, stream);
 }
 
 Status RunLocalStep(const NcclLibrary& library, const Step& step,
                     const void* const* operands, void* const* results,
                     cuda::Stream stream) {
-  const char* from = static_cast<const char*>(operands[step.leaf]) + step.from;
-  char* to = static_cast<char*>(results[step.leaf]) + step.to;
+  const auto to = reinterpret_cast<cuda::Pointer>(ToOf(step, results));
   if (step.kind == Kind::kZero) {
-    return library.Try(library.cuda.MemsetD8Async, reinterpret_cast<cuda::Pointer>(to),
-                       0, step.count, stream);
+    return library.Try(library.cuda.MemsetD8Async, to, 0, step.count, stream);
   }
-  if (from == to) return OkStatus();
-  return library.Try(library.cuda.MemcpyDtoDAsync, reinterpret_cast<cuda::Pointer>(to),
-                     reinterpret_cast<cuda::Pointer>(from), step.count, stream);
+  const auto from = reinterpret_cast<cuda::Pointer>(FromOf(step, operands, results));
+  return from == to ? OkStatus() : CopyRows(library, step, to, from, stream);
 }
 
 Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call,
@@ -274,14 +391,19 @@ Status RunSteps(const NcclLibrary& library, const Steps& steps, const Call& call
   for (const Step& step : steps.local) {
     if (status.success()) status = run(step);
   }
-  if (status.failure() || steps.grouped.empty()) return status;
-  if (steps.grouped.size() == 1) return run(steps.grouped[0]);
-  RETURN_IF_ERROR(library.Try(library.nccl.GroupStart));
-  for (const Step& step : steps.grouped) {
+  if (status.success() && steps.grouped.size() == 1) status = run(steps.grouped[0]);
+  if (status.success() && steps.grouped.size() > 1) {
+    RETURN_IF_ERROR(library.Try(library.nccl.GroupStart));
+    for (const Step& step : steps.grouped) {
+      if (status.success()) status = run(step);
+    }
+    Status ended = finish(library.nccl.GroupEnd(), "ncclGroupEnd");
+    if (status.success()) status = std::move(ended);
+  }
+  for (const Step& step : steps.behind) {
     if (status.success()) status = run(step);
   }
-  Status ended = finish(library.nccl.GroupEnd(), "ncclGroupEnd");
-  return status.failure() ? status : ended;
+  return status;
 }
 
 }  // namespace jaxcomm
