@@ -74,7 +74,7 @@ def warn_of_newer(version: str) -> None:
         warnings.warn(
             f"jaxcomm was not tried on jax {version}; {CHECKED[-1]} is the newest that "
             "ran its tests. The names that it needs are there. Run python -m "
-            "jaxcomm.doctor --check, which compares each collective with numpy, or "
+            "jaxcomm.doctor --check, which compares collectives with XLA's, or "
             f"pip install {REQUIREMENT!r}",
             stacklevel=2,
         )
