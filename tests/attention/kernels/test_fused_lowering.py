@@ -186,8 +186,8 @@ def test_nobody_looks_at_documents_that_came_with_a_table(lowered, monkeypatch):
     assert known["all_reduce"] == 1
     # One each way.
     assert looked["case"] == known["case"] == 2
-    # Of the ids that a rank holds.
-    assert known["reduce"] <= 3 < looked["reduce"] / 3
+    # Of the ids that a rank holds, and where the few tokens of two measures are.
+    assert known["reduce"] <= 6 < looked["reduce"]
 
 
 def test_a_document_that_a_border_cuts_is_one_call_more(lowered, monkeypatch):
