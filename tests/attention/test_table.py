@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxcomm.attention import document_layout, segment_ids_of
+from jaxcomm.attention import document_layout, documents, segment_ids_of
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.table import (
     ALL,
@@ -82,18 +82,20 @@ def _said(tables, way, size, tokens):
 @pytest.mark.parametrize("size", [2, 4])
 def test_few_tokens_see_what_the_mask_lets_them(size):
     rng, ways = np.random.default_rng(size), set()
-    for turn in range(60):
+    for turn in range(80):
         cuts = np.sort(rng.choice(TOKENS, rng.integers(0, 30), replace=False))
         lengths = np.diff([0, *cuts, TOKENS])
-        kind = ("contiguous", "zigzag", "documents")[turn % 3]
+        kind = ("contiguous", "zigzag", "documents", "one is cut")[turn % 4]
         if kind == "documents":
-            layout = document_layout(lengths.tolist(), size)
+            at = document_layout(lengths.tolist(), size).order
+        elif kind == "one is cut":
+            cut = {int(rng.integers(len(lengths)))}
+            at = documents._deal(lengths, size, cut)
         else:
-            layout = Layout(kind, size, TOKENS)
+            at = Layout(kind, size, TOKENS).all_positions().reshape(size, -1)
         ids = segment_ids_of(lengths.tolist())
-        if turn % 4 == 0:
+        if turn % 5 == 0:
             ids = np.where(ids == ids[turn % TOKENS], -1, ids)
-        at = np.asarray(layout.all_positions()).reshape(size, -1)
         tables = Table.of(
             table_of(at.reshape(-1), ids[at].reshape(-1), size).reshape(size, -1), size
         )
