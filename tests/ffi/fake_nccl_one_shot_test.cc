@@ -307,8 +307,8 @@ void TestKinds(int size, const std::vector<int64_t>& parts, int runs) {
     for (int run = 1; run <= runs; ++run) {
       for (size_t c = 0; c < cases.size(); ++c) {
         const Case& each = cases[c];
-        // In front of each a word, so that half of them are of no quads.
-        const size_t shift = (c + static_cast<size_t>(run)) % 2;
+        // A word in front of it: every other rank moves no quads.
+        const size_t shift = (c + static_cast<size_t>(run + rank)) % 2;
         operands[c].resize(shift + static_cast<size_t>(each.kind.operand * each.part));
         results[c].assign(shift + static_cast<size_t>(each.kind.result * each.part),
                           -1);
@@ -323,7 +323,7 @@ void TestKinds(int size, const std::vector<int64_t>& parts, int runs) {
       }
       on.Synchronize();
       for (size_t c = 0; c < cases.size(); ++c) {
-        const size_t shift = (c + static_cast<size_t>(run)) % 2;
+        const size_t shift = (c + static_cast<size_t>(run + rank)) % 2;
         const Case& each = cases[c];
         for (size_t i = shift; i < results[c].size(); ++i) {
           wrong += results[c][i] != Wanted(each.kind, rank, size, each.part,
@@ -347,6 +347,36 @@ TEST(all_kinds_are_right_between_lines_and_staged) {
   TestKinds(2, {3, most + 1, most + 8}, 2);
   TestKinds(4, {3, most / 3 + 1}, 2);
   TestKinds(8, {most / 7 - 3}, 1);
+}
+
+// A rank stages the next while another still takes this one.
+TEST(what_is_staged_in_a_row_keeps_apart) {
+  constexpr int kRuns = 40;
+  auto communicator = MakeOneShot(2);
+  const int64_t words = kMostLineBytes / 4 + 1;
+  const auto site = FloatSite("permute", {1, 0}, words);
+  std::atomic<int> wrong{0};
+  ForRanks(2, [&](int rank) {
+    OnDevice on(rank);
+    std::vector<std::vector<float>> operands, results;
+    for (int run = 0; run < kRuns; ++run) {
+      operands.emplace_back(words, static_cast<float>(2 * run + rank));
+      results.emplace_back(words, -1);
+    }
+    for (int run = 0; run < kRuns; ++run) {
+      const void* from[] = {operands[run].data()};
+      void* to[] = {results[run].data()};
+      const Call call{site.get(), run + 1, 1, 1, rank, from, to, nullptr};
+      wrong += communicator->Enqueue(call, on.stream).failure();
+    }
+    on.Synchronize();
+    for (int run = 0; run < kRuns; ++run) {
+      const auto value = static_cast<float>(2 * run + 1 - rank);
+      wrong += static_cast<int>(
+          words - std::count(results[run].begin(), results[run].end(), value));
+    }
+  });
+  CHECK_EQ(wrong.load(), 0);
 }
 
 TEST(hops_in_which_a_rank_has_no_part_are_left_to_nccl) {
