@@ -79,11 +79,11 @@ class CommPolicy:
         bfloat16 or float16 (added in float32, rounded once), by the tree over the
         ranks. It also takes ``all_gather``, ``all_to_all`` along the first dimension,
         and ``ppermute`` in which every rank sends to another and receives from
-        another. Arrays have up to 4 MiB: operands, or what a rank gathers. There are 8
-        ranks at most, on one host and in reach of each other's memory. A communicator
-        takes 24 MiB of each GPU. A launch costs the host less than NCCL's call. If
-        None, True unless ``command_buffers``: each call has a number, which a recorded
-        one would repeat.
+        another. Arrays have up to 4 MiB: operands, or what a rank gathers. Large ones
+        are of whole 16 bytes for each rank. There are 8 ranks at most, on one host and
+        in reach of each other's memory. A communicator takes 19 MiB of each GPU. A
+        launch costs the host less than NCCL's call. If None, True unless
+        ``command_buffers``: each call has a number, which a recorded one would repeat.
       device_sizes: whether the GPUs read the sizes of ``ragged_all_to_all`` themselves,
         so that no host waits for them. It applies to operands of up to 32 MiB a rank
         and results of up to 256 MiB, among up to 8 ranks of one host in reach of each

@@ -159,7 +159,7 @@ _ARENA_CHANNELS, _SLOTS, _SLOT_BYTES = 16, 8, 128 << 10
 # Ranks of a group that our kernels serve, and the memory of each: OneShotMemory in
 # ffi/backends/nccl/kernels/kernels.h.
 _MOST_ADDING_RANKS = 8
-_INBOX = (24 << 20) + 4096
+_INBOX = (19 << 20) + 8192
 
 # Mesh axes joined, index groups within them or None, lane, and backend.
 Key = tuple[tuple[str, ...], IndexGroups, str, str]
@@ -290,7 +290,7 @@ def inbox_bytes(size: int) -> int:
     """Return the device memory for the kernels of a group; 0 if it has none.
 
     >>> inbox_bytes(2), inbox_bytes(8), inbox_bytes(9)
-    (25169920, 25169920, 0)
+    (19931136, 19931136, 0)
     """
     return _INBOX if 2 <= size <= _MOST_ADDING_RANKS else 0
 

@@ -113,7 +113,7 @@ TEST_ALONE(a_process_that_ends_at_the_first_use_of_any_operation_is_named,
   }
   EndAtFirstUse({"all_reduce", {}, 4, 4}, By::kOneShot);
   // A sum and a hop that are staged.
-  constexpr int64_t kStaged = kMostLineBytes / 4 + 1;
+  constexpr int64_t kStaged = kMostLineBytesOfSum / 4 + 4;
   EndAtFirstUse({"all_reduce", {}, kStaged, kStaged}, By::kOneShot);
   EndAtFirstUse({"permute", {1, 0}, kStaged, kStaged}, By::kOneShot);
   EndAtFirstUse({"permute", {1, 0}, kMany, kMany}, By::kCopies);

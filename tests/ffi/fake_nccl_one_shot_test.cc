@@ -63,8 +63,9 @@ TEST(poison_fills_any_length_at_any_address_after_a_failure_only) {
 }
 
 // The most words of a sum by lines, and of one that is staged.
-int64_t MostWords(int size) { return kMostLineBytes / 4 / (size - 1); }
-constexpr int64_t kMostStaged = OneShotMemory::kHalfBytes / 4;
+int64_t MostWords(int size) { return kMostLineBytesOfSum / 4 / (size - 1); }
+constexpr int64_t kMostStaged = kMostStagedBytes / 4;
+int64_t LeastStaged(int size) { return (MostWords(size) / 4 + 1) * 4; }
 
 // One leaf on one rank, of any type.
 struct Buffers {
@@ -136,10 +137,8 @@ TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
   for (int size = 2; size <= OneShotArguments::kMostRanks; ++size) {
     auto communicator = MakeOneShot(size);
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
-      // The last of by lines, and staged: with quads, or without since the last part is
-      // of no whole ones, or of nothing.
-      std::vector<int64_t> sizes = {1, 257, MostWords(size), MostWords(size) + 1};
-      if (size == 3 || size == 8) sizes.push_back(MostWords(size) + 4 * size);
+      // The last of by lines, and the first that is staged.
+      std::vector<int64_t> sizes = {1, 257, MostWords(size), LeastStaged(size)};
       if (size == 2) sizes.push_back(kMostStaged);
       for (int64_t elements : sizes) {
         const Tried tried =
@@ -169,7 +168,7 @@ TEST(float32_is_added_by_the_tree_over_the_ranks_and_a_mean_multiplies_before) {
 template <typename Float>
 void TestNarrow(DataType dtype) {
   auto communicator = MakeOneShot(7);
-  for (const int64_t elements : {int64_t{20000}, 2 * MostWords(7) + 6}) {
+  for (const int64_t elements : {int64_t{20000}, 2 * LeastStaged(7)}) {
     const Tried tried = Try<uint16_t>(*communicator, dtype, elements, Half);
     CHECK_EQ(tried.one_shot, 1);
     int wrong = 0;
@@ -202,7 +201,9 @@ TEST(the_rest_is_left_to_nccl) {
     CHECK_EQ(tried.one_shot, 0);
     CHECK_EQ(tried.all_reduce, 2);
   };
-  by_nccl(Try<float>(*communicator, DataType::F32, kMostStaged + 1, Normal));
+  by_nccl(Try<float>(*communicator, DataType::F32, kMostStaged + 4, Normal));
+  // Of no whole quads.
+  by_nccl(Try<float>(*communicator, DataType::F32, LeastStaged(2) + 1, Normal));
   by_nccl(Try<float>(*communicator, DataType::F32, 4, Normal, ReduceOp::kMax));
   by_nccl(Try<float>(*communicator, DataType::F32, 4, Normal, ReduceOp::kProduct));
   by_nccl(Try<double>(*communicator, DataType::F64, 4, Normal));
@@ -307,8 +308,8 @@ void TestKinds(int size, const std::vector<int64_t>& parts, int runs) {
     for (int run = 1; run <= runs; ++run) {
       for (size_t c = 0; c < cases.size(); ++c) {
         const Case& each = cases[c];
-        // A word in front of it: every other rank moves no quads.
-        const size_t shift = (c + static_cast<size_t>(run + rank)) % 2;
+        // Lines need no alignment.
+        const size_t shift = each.part < 100 ? (c + run + rank) % 2 : 0;
         operands[c].resize(shift + static_cast<size_t>(each.kind.operand * each.part));
         results[c].assign(shift + static_cast<size_t>(each.kind.result * each.part),
                           -1);
@@ -323,8 +324,8 @@ void TestKinds(int size, const std::vector<int64_t>& parts, int runs) {
       }
       on.Synchronize();
       for (size_t c = 0; c < cases.size(); ++c) {
-        const size_t shift = (c + static_cast<size_t>(run + rank)) % 2;
         const Case& each = cases[c];
+        const size_t shift = each.part < 100 ? (c + run + rank) % 2 : 0;
         for (size_t i = shift; i < results[c].size(); ++i) {
           wrong += results[c][i] != Wanted(each.kind, rank, size, each.part,
                                            static_cast<int64_t>(i - shift), run);
@@ -344,16 +345,16 @@ TEST(all_kinds_are_right_by_lines) {
 }
 TEST(all_kinds_are_right_between_lines_and_staged) {
   const int64_t most = kMostLineBytes / 4;
-  TestKinds(2, {3, most + 1, most + 8}, 2);
-  TestKinds(4, {3, most / 3 + 1}, 2);
-  TestKinds(8, {most / 7 - 3}, 1);
+  TestKinds(2, {3, most, most + 4, LeastStaged(2)}, 2);
+  TestKinds(4, {3, most / 12 * 4 + 4, LeastStaged(4)}, 2);
+  TestKinds(8, {most / 28 * 4 + 4}, 1);
 }
 
 // A rank stages the next while another still takes this one.
 TEST(what_is_staged_in_a_row_keeps_apart) {
   constexpr int kRuns = 40;
   auto communicator = MakeOneShot(2);
-  const int64_t words = kMostLineBytes / 4 + 1;
+  const int64_t words = kMostLineBytes / 4 + 4;
   const auto site = FloatSite("permute", {1, 0}, words);
   std::atomic<int> wrong{0};
   ForRanks(2, [&](int rank) {
@@ -377,6 +378,24 @@ TEST(what_is_staged_in_a_row_keeps_apart) {
     }
   });
   CHECK_EQ(wrong.load(), 0);
+}
+
+// As by lines: they wait for each other, and no result leaves as numbers.
+TEST_ALONE(ranks_that_stage_different_calls_get_no_numbers, EXIT_SUCCESS) {
+  const int64_t words = LeastStaged(2);
+  const auto sum = SumSite(words), longer = SumSite(words + 4);
+  const auto hop = FloatSite("permute", {1, 0}, words);
+  for (CallSite* other : {longer.get(), hop.get()}) {
+    auto communicator = MakeOneShot(2, kExpires);
+    ForRanks(2, [&](int rank) {
+      Part part(rank, rank == 0 ? sum.get() : other);
+      CHECK_OK(part.Enqueue(*communicator));
+      part.on.Synchronize();
+      for (float value : part.result) {
+        if (!std::isnan(value)) return CHECK_EQ(value, NAN);
+      }
+    });
+  }
 }
 
 TEST(hops_in_which_a_rank_has_no_part_are_left_to_nccl) {

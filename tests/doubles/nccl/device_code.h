@@ -12,6 +12,7 @@
 #define __global__
 #define __device__
 #define __grid_constant__
+#define __launch_bounds__(threads, blocks)
 
 namespace jaxcomm {
 
@@ -37,9 +38,12 @@ inline uint16_t RoundToFloat16(float value) {
   return rounded.bits;
 }
 
-// Acquired, since sanitizers know nothing of the fence that follows.
 template <typename Word>
 Word LoadRelaxed(const Word* from) {
+  fake::Polls();
+  return __atomic_load_n(from, __ATOMIC_RELAXED);
+}
+inline uint64_t LoadAcquire(const uint64_t* from) {
   fake::Polls();
   return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }

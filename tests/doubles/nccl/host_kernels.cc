@@ -20,25 +20,12 @@ HostKernel Kernel(const char* name, bool is_sum = false) {
           }};
 }
 
-template <void (*kKernel)(OneShotArguments)>
-HostKernel OneShot(const char* const (&names)[kNumOneShotWords], OneShotWord word) {
-  return Kernel<OneShotArguments, kKernel>(names[static_cast<int>(word)], true);
-}
-
 }  // namespace
 
 const HostKernel* FindHostKernel(const std::string& name) {
   static const HostKernel kernels[] = {
-      OneShot<jaxcomm_lines_int32>(kLineKernels, OneShotWord::kInt32),
-      OneShot<jaxcomm_lines_float32>(kLineKernels, OneShotWord::kFloat32),
-      OneShot<jaxcomm_lines_float16>(kLineKernels, OneShotWord::kFloat16),
-      OneShot<jaxcomm_lines_bfloat16>(kLineKernels, OneShotWord::kBfloat16),
-      OneShot<jaxcomm_lines_moved>(kLineKernels, OneShotWord::kMoved),
-      OneShot<jaxcomm_staged_int32>(kStagedKernels, OneShotWord::kInt32),
-      OneShot<jaxcomm_staged_float32>(kStagedKernels, OneShotWord::kFloat32),
-      OneShot<jaxcomm_staged_float16>(kStagedKernels, OneShotWord::kFloat16),
-      OneShot<jaxcomm_staged_bfloat16>(kStagedKernels, OneShotWord::kBfloat16),
-      OneShot<jaxcomm_staged_moved>(kStagedKernels, OneShotWord::kMoved),
+      Kernel<OneShotArguments, jaxcomm_lines>(kLinesKernel, true),
+      Kernel<OneShotArguments, jaxcomm_staged>(kStagedKernel, true),
       Kernel<uint64_t, jaxcomm_stop>(kStopKernel),
       Kernel<PoisonArguments, jaxcomm_poison>(kPoisonKernel),
       Kernel<RaggedArguments, jaxcomm_ragged_give>(kRaggedGive),

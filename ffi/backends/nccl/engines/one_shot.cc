@@ -12,8 +12,8 @@
 namespace jaxcomm {
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr unsigned kWordsOfQuad = 4;  // what a thread moves at once, staged
+constexpr unsigned kThreads = OneShotArguments::kMostThreads;
+constexpr unsigned kQuadBytes = 16;  // what a thread moves at once, staged
 // A block that waits keeps its place on the GPU. If lanes filled GPUs with it in
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
@@ -33,10 +33,8 @@ struct OneShot::Shared {
 
 Status OneShot::LoadKernels(RankState& state) {
   ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
-  for (int word = 0; word < kNumOneShotWords; ++word) {
-    ASSIGN_OR_RETURN(state.lines[word], kernels->Find(kLineKernels[word]));
-    ASSIGN_OR_RETURN(state.staged[word], kernels->Find(kStagedKernels[word]));
-  }
+  ASSIGN_OR_RETURN(state.lines, kernels->Find(kLinesKernel));
+  ASSIGN_OR_RETURN(state.staged, kernels->Find(kStagedKernel));
   RETURN_IF_ERROR(
       library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming));
   state.kernels = std::move(kernels);
@@ -172,6 +170,10 @@ Status OneShot::LaunchOne(const OneShotWork& work, const Call& call, RankState& 
     arguments.inboxes[rank] = inboxes_->of(state.index, rank) +
                               (work.is_staged ? 0 : OneShotMemory::kLinesAt);
   }
+  if (work.is_staged && (arguments.operand | arguments.result) % kQuadBytes != 0) {
+    return Status(ErrorCode::kInternal,
+                  "XLA gave a buffer whose address is no multiple of 16");
+  }
   arguments.part = work.part;
   arguments.words = work.words;
   arguments.from_stride = work.from_stride;
@@ -180,20 +182,19 @@ Status OneShot::LaunchOne(const OneShotWork& work, const Call& call, RankState& 
   arguments.target = work.target;
   arguments.source = work.source;
   arguments.factor = work.factor;
+  arguments.word = work.word;
   arguments.capacity =
       work.is_staged ? OneShotMemory::Staged(size) : OneShotMemory::Lines(size);
   arguments.flag = ++state.flag;
   void* parameters[] = {&arguments};
   // The same on all ranks.
-  const unsigned each = work.is_staged ? kThreads * kWordsOfQuad : kThreads;
+  const unsigned each = kThreads * (work.is_staged ? kQuadBytes / 4 : 1);
   const unsigned blocks =
       std::min<unsigned>(kMostBlocks, (work.part + each - 1) / each);
   const unsigned threads = std::min<unsigned>(kThreads, (work.part + 31) / 32 * 32);
-  const auto word = static_cast<int>(work.word);
   RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel,
-                               work.is_staged ? state.staged[word] : state.lines[word],
-                               blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
-                               nullptr));
+                               work.is_staged ? state.staged : state.lines, blocks, 1,
+                               1, threads, 1, 1, 0, stream, parameters, nullptr));
   state.stream = stream;
   state.launched = arguments.flag;
   state.is_recorded = false;

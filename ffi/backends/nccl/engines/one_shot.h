@@ -68,7 +68,7 @@ class OneShot {
     RankFacts facts;
     size_t index = 0;
     std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
-    cuda::Function lines[kNumOneShotWords] = {}, staged[kNumOneShotWords] = {};
+    cuda::Function lines = nullptr, staged = nullptr;
     OneShotProgress* progress = nullptr;
     // The stream that the last work was given to, and its flag: work keeps its order.
     cuda::Stream stream = nullptr;

@@ -40,6 +40,16 @@ inline __device__ void StoreRelaxed(uint32_t* to, uint32_t value) {
                : "memory");
 }
 
+// What others have written before what it finds, the thread sees from now on.
+inline __device__ uint64_t LoadAcquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+               : "=l"(value)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
 // What the thread has written by now, others see before what it writes from now on.
 inline __device__ void FenceSystem() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -34,54 +34,17 @@ __device__ void Fill(uint64_t address, uint64_t bytes) {
 }  // namespace
 
 // __grid_constant__: arguments are read where they are, with no copy for each thread.
-extern "C" __global__ void jaxcomm_lines_int32(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoLines<Int32Sum>(arguments);
+// With so few registers four blocks share a multiprocessor.
+extern "C" __global__ void __launch_bounds__(OneShotArguments::kMostThreads, 4)
+    jaxcomm_lines(const __grid_constant__ OneShotArguments arguments) {
+  DoLines(arguments);
+  TellEnded(arguments);
 }
 
-extern "C" __global__ void jaxcomm_lines_float32(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoLines<Float32Sum>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_lines_float16(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoLines<NarrowSum<Float16>>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_lines_bfloat16(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoLines<NarrowSum<Bfloat16>>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_lines_moved(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoLines<Moved>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_staged_int32(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoStaged<Int32Sum>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_staged_float32(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoStaged<Float32Sum>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_staged_float16(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoStaged<NarrowSum<Float16>>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_staged_bfloat16(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoStaged<NarrowSum<Bfloat16>>(arguments);
-}
-
-extern "C" __global__ void jaxcomm_staged_moved(
-    const __grid_constant__ OneShotArguments arguments) {
-  DoStaged<Moved>(arguments);
+extern "C" __global__ void __launch_bounds__(OneShotArguments::kMostThreads, 4)
+    jaxcomm_staged(const __grid_constant__ OneShotArguments arguments) {
+  DoStaged(arguments);
+  TellEnded(arguments);
 }
 
 extern "C" __global__ void jaxcomm_stop(uint64_t address) {

@@ -18,6 +18,10 @@ struct OneShotProgress {
   uint32_t ended[kEnds] = {};
 };
 
+// What a word holds. A word holds two 16-bit floats. They are added as float32 and
+// rounded once. kMoved: anything, which is not added.
+enum class OneShotWord : uint32_t { kInt32, kFloat32, kFloat16, kBfloat16, kMoved };
+
 // Sums, gathers, exchanges and hops of a group whose ranks reach each other's memory.
 // A rank sends parts of its operand: a part to each other rank, or one part to all. It
 // adds what it gets with the same part of its own, or puts it into its result.
@@ -27,18 +31,20 @@ struct OneShotProgress {
 // rank is more than one work ahead of another, and nobody writes to a half that is
 // still read. There are two ways:
 //
-//   lines    (jaxcomm_lines_*): a line has 64 bits, a word of 32 bits, and the flag of
+//   lines    (kLinesKernel): a line has 64 bits, a word of 32 bits, and the flag of
 //            the work that the word belongs to. It is written and read at once, so a
 //            line that has the flag has the word. Ranks wait for nothing else. Any
 //            number of blocks and threads is right;
-//   staged   (jaxcomm_staged_*): words alone, and a flag for each block behind them. So
+//   staged   (kStagedKernel): words alone, and a line for each block behind them. So
 //            half as many bytes travel, but each step takes a fence. Requires as many
-//            blocks and threads on all ranks. A sum is made in two steps: each rank
+//            blocks and threads on all ranks, and that addresses are multiples of 16,
+//            and numbers of words of 4. A sum is made in two steps: each rank
 //            adds one part, and sends the sum to all.
 //
 // All threads must be able to run at the same time, on every rank.
 struct OneShotArguments {
   static constexpr int kMostRanks = 8;
+  static constexpr int kMostThreads = 256;  // of a block
   static constexpr uint32_t kAll = ~uint32_t{0};
 
   uint64_t operand = 0, result = 0;  // addresses of words; they may be equal
@@ -58,10 +64,12 @@ struct OneShotArguments {
   uint32_t is_shared = 0;  // staged sums only: all ranks get the whole sum
   // Of a hop: who gets the one part, and whose this rank gets. Others get a word.
   uint32_t target = kAll, source = kAll;
+  OneShotWord word = OneShotWord::kMoved;
+  uint32_t reserved = 0;
 };
 static_assert(offsetof(OneShotArguments, inboxes) == 24);
 static_assert(offsetof(OneShotArguments, part) == 96);
-static_assert(sizeof(OneShotArguments) == 144);
+static_assert(sizeof(OneShotArguments) == 152);
 
 // Where boxes lie in the memory of a rank, which has kBytes.
 struct OneShotMemory {
@@ -70,10 +78,10 @@ struct OneShotMemory {
   static constexpr uint64_t kHalfBytes = uint64_t{4} << 20;
   static constexpr uint64_t kStagedBytes = 4 * kHalfBytes;
   static constexpr uint64_t kFlagBytes =
-      2 * OneShotArguments::kMostRanks * OneShotProgress::kEnds * sizeof(uint32_t);
+      2 * OneShotArguments::kMostRanks * OneShotProgress::kEnds * sizeof(uint64_t);
   // Lines, in two halves.
   static constexpr uint64_t kLinesAt = kStagedBytes + kFlagBytes;
-  static constexpr uint64_t kLineBytes = uint64_t{8} << 20;
+  static constexpr uint64_t kLineBytes = uint64_t{3} << 20;
   static constexpr uint64_t kBytes = kLinesAt + kLineBytes;
   // Flags count from 1.
   static constexpr uint64_t kZeroedBytes = kFlagBytes + kLineBytes;
@@ -89,11 +97,6 @@ struct OneShotMemory {
   }
 #endif
 };
-
-// What a word holds. A word holds two 16-bit floats. They are added as float32 and
-// rounded once. kMoved: anything, which is not added.
-enum class OneShotWord { kInt32, kFloat32, kFloat16, kBfloat16, kMoved };
-inline constexpr int kNumOneShotWords = 5;
 
 // kPoisonKernel overwrites results with bytes of 0xff if a word of host memory is not
 // 0: NaN for floats, -1 for integers. Launched with one block, behind an operation that
@@ -116,13 +119,8 @@ static_assert(sizeof(PoisonArguments) == 528);
 
 // Names. NVRTC would put them into the GPU's memory.
 #ifndef __CUDACC__
-// By OneShotWord.
-inline constexpr const char* kLineKernels[kNumOneShotWords] = {
-    "jaxcomm_lines_int32", "jaxcomm_lines_float32", "jaxcomm_lines_float16",
-    "jaxcomm_lines_bfloat16", "jaxcomm_lines_moved"};
-inline constexpr const char* kStagedKernels[kNumOneShotWords] = {
-    "jaxcomm_staged_int32", "jaxcomm_staged_float32", "jaxcomm_staged_float16",
-    "jaxcomm_staged_bfloat16", "jaxcomm_staged_moved"};
+inline constexpr const char* kLinesKernel = "jaxcomm_lines";
+inline constexpr const char* kStagedKernel = "jaxcomm_staged";
 
 // Makes the device fault, and with it the CUDA context. Its only argument is a
 // uint64_t: the address of 8 bytes of device memory, aligned to 4 bytes. One thread is

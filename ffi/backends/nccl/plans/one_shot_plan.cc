@@ -43,25 +43,50 @@ std::optional<Added> AddedBy(const Step& step, int size) {
   }
 }
 
-// Whether the words fit, and by which way. `sent` is of a rank, by lines.
-bool ChooseWay(int64_t part, int64_t sent, int size, OneShotWork* work) {
-  work->is_staged = sent * kWordBytes > kMostLineBytes;
-  if (!work->is_staged) return part <= OneShotMemory::Lines(size);
-  const bool is_hop = work->target != OneShotArguments::kAll;
-  return work->is_staged && part <= OneShotMemory::Staged(is_hop ? 1 : size);
+// Words that the staging kernel moves at once.
+constexpr int64_t kQuad = 4;
+
+bool IsOfWords(const OneShotWork& work) {
+  return work.part > 0 && work.from % kWordBytes == 0 && work.to % kWordBytes == 0;
 }
 
-std::optional<OneShotWork> WorkOf(const Step& step, int size) {
-  const bool is_sum = step.kind == Kind::kAllReduce;
-  const bool is_added = is_sum || step.kind == Kind::kReduceScatter;
-  const bool is_moved = step.kind == Kind::kAllGather || step.kind == Kind::kAllToAll;
-  if (!is_added && !is_moved) return std::nullopt;
+// Whether quads will do, which boxes of `most` words can take.
+bool CanBeStaged(const OneShotWork& work, uint32_t most) {
+  return work.part <= most && (work.part | work.words) % kQuad == 0 &&
+         (work.from | work.to) % (kQuad * kWordBytes) == 0;
+}
+
+std::optional<OneShotWork> SumOf(const Step& step, int size) {
+  const std::optional<Added> added = AddedBy(step, size);
+  if (!added.has_value() || added->count > kMostStagedBytes / kWordBytes) {
+    return std::nullopt;
+  }
+  OneShotWork work;
+  work.leaf = step.leaf;
+  work.from = step.from;
+  work.to = step.to;
+  work.word = added->word;
+  work.factor = added->factor;
+  work.part = work.words = static_cast<uint32_t>(added->count);
+  if (!IsOfWords(work)) return std::nullopt;
+  if (added->count * kWordBytes * (size - 1) <= kMostLineBytesOfSum) return work;
+  // Each rank adds one part, of whole quads.
+  const auto ranks = static_cast<uint32_t>(size);
+  work.is_staged = work.is_shared = true;
+  work.part = (work.words + ranks * kQuad - 1) / (ranks * kQuad) * kQuad;
+  work.from_stride = work.to_stride = work.part;
+  if (!CanBeStaged(work, OneShotMemory::Staged(size))) return std::nullopt;
+  return work;
+}
+
+// What each rank gets in one step.
+std::optional<OneShotWork> PartsOf(const Step& step, int size) {
   OneShotWork work;
   work.leaf = step.leaf;
   work.from = step.from;
   work.to = step.to;
   auto part = static_cast<int64_t>(step.count) / kWordBytes;
-  if (is_added) {
+  if (step.kind == Kind::kReduceScatter) {
     const std::optional<Added> added = AddedBy(step, size);
     if (!added.has_value()) return std::nullopt;
     part = added->count;
@@ -70,31 +95,32 @@ std::optional<OneShotWork> WorkOf(const Step& step, int size) {
   } else if (step.count % kWordBytes != 0) {
     return std::nullopt;
   }
-  const int64_t most = OneShotMemory::kHalfBytes / kWordBytes;
-  if (part == 0 || part > most || step.from % kWordBytes != 0 ||
-      step.to % kWordBytes != 0) {
+  if (part > kMostStagedBytes / kWordBytes) return std::nullopt;
+  work.part = work.words = static_cast<uint32_t>(part);
+  if (!IsOfWords(work)) return std::nullopt;
+  if (step.kind != Kind::kAllGather) {
+    work.from_stride = work.part;
+    work.words = work.part * static_cast<uint32_t>(size);
+  }
+  if (step.kind != Kind::kReduceScatter) work.to_stride = work.part;
+  work.is_staged = part * kWordBytes * (size - 1) > kMostLineBytes;
+  if (work.is_staged && !CanBeStaged(work, OneShotMemory::Staged(size))) {
     return std::nullopt;
   }
-  work.words = static_cast<uint32_t>(part);
-  const int64_t sent = part * (size - 1);
-  if (is_sum && sent * kWordBytes > kMostLineBytes) {
-    // Each rank adds one part, of whole quads.
-    constexpr int64_t kQuad = 4;
-    part = (part + size * kQuad - 1) / (size * kQuad) * kQuad;
-    work.is_shared = true;
-  }
-  if (!ChooseWay(part, sent, size, &work)) return std::nullopt;
-  work.part = static_cast<uint32_t>(part);
-  if (work.is_shared) {
-    work.from_stride = work.to_stride = work.part;
-  } else if (!is_sum) {
-    if (step.kind != Kind::kAllGather) {
-      work.from_stride = work.part;
-      work.words = work.part * static_cast<uint32_t>(size);
-    }
-    if (is_moved) work.to_stride = work.part;
-  }
   return work;
+}
+
+std::optional<OneShotWork> WorkOf(const Step& step, int size) {
+  switch (step.kind) {
+    case Kind::kAllReduce:
+      return SumOf(step, size);
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+    case Kind::kAllToAll:
+      return PartsOf(step, size);
+    default:
+      return std::nullopt;
+  }
 }
 
 // Whether all ranks send to another one and receive from another one.
@@ -110,12 +136,12 @@ bool IsHop(const Plan& plan) {
 }
 
 // Steps of a hop are a send and a receive of each leaf, in whichever order.
-std::optional<OneShotWork> HopOf(const Step& one, const Step& other, int size) {
+std::optional<OneShotWork> HopOf(const Step& one, const Step& other) {
   const Step& send = one.kind == Kind::kSend ? one : other;
   const Step& recv = one.kind == Kind::kSend ? other : one;
   if (send.kind != Kind::kSend || recv.kind != Kind::kRecv || send.leaf != recv.leaf ||
       send.count != recv.count || send.count % kWordBytes != 0 ||
-      send.from % kWordBytes != 0 || recv.to % kWordBytes != 0) {
+      static_cast<int64_t>(send.count) > kMostStagedBytes) {
     return std::nullopt;
   }
   OneShotWork work;
@@ -124,9 +150,13 @@ std::optional<OneShotWork> HopOf(const Step& one, const Step& other, int size) {
   work.to = recv.to;
   work.target = static_cast<uint32_t>(send.peer);
   work.source = static_cast<uint32_t>(recv.peer);
-  const auto words = static_cast<int64_t>(send.count) / kWordBytes;
-  if (!ChooseWay(words, words, size, &work)) return std::nullopt;
-  work.part = work.words = static_cast<uint32_t>(words);
+  work.part = work.words = static_cast<uint32_t>(send.count / kWordBytes);
+  if (!IsOfWords(work)) return std::nullopt;
+  work.is_staged = static_cast<int64_t>(send.count) > kMostLineBytes;
+  // A hop has a half for itself.
+  if (work.is_staged && !CanBeStaged(work, OneShotMemory::Staged(1))) {
+    return std::nullopt;
+  }
   return work;
 }
 
@@ -137,12 +167,17 @@ std::vector<OneShotWork> MakeOneShotPlan(const Plan& plan, const Steps& steps) {
   const bool is_hop = IsHop(plan);
   const size_t each = is_hop ? 2 : 1;
   if (plan.size > OneShotArguments::kMostRanks || plan.size < 2 ||
-      !steps.local.empty() || steps.grouped.size() % each != 0) {
+      !steps.local.empty() || !steps.behind.empty() ||
+      steps.grouped.size() % each != 0) {
     return works;
   }
+  const auto is_plain = [](const Step& step) {
+    return step.rows == 1 && step.from_room < 0 && step.to_room < 0;
+  };
+  if (!std::all_of(steps.grouped.begin(), steps.grouped.end(), is_plain)) return works;
   for (size_t i = 0; i < steps.grouped.size(); i += each) {
     const std::optional<OneShotWork> work =
-        is_hop ? HopOf(steps.grouped[i], steps.grouped[i + 1], plan.size)
+        is_hop ? HopOf(steps.grouped[i], steps.grouped[i + 1])
                : WorkOf(steps.grouped[i], plan.size);
     if (!work.has_value()) return {};
     works.push_back(*work);
