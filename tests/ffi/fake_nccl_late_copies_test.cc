@@ -70,6 +70,39 @@ TEST(what_is_not_for_the_late_rank_is_copied) {
   CHECK_EQ(Count("ncclSend"), 2);
 }
 
+TEST(rows_that_a_late_rank_sends_and_receives_are_packed_for_nccl) {
+  constexpr int64_t kRows = 1024, kRow = kMany / kRows / 2;
+  auto communicator = MakeImpatient();
+  const Leaf leaf = FloatLeaf(kMany);
+  for (const bool sends_rows : {true, false}) {
+    const std::vector<int64_t> params = {1, kRows, sends_rows ? 0 : 1};
+    const auto site = MakeSite("all_to_all", params, {leaf}, {leaf, leaf});
+    for (const bool is_late : {false, true}) {
+      Two two(site.get());
+      TheFake().clear_trace();
+      CHECK_OK(two.first.Start(*communicator, 1 + is_late));
+      if (is_late) CHECK_OK(two.first.Done(*communicator, 1 + is_late));
+      CHECK_OK(two.second.Enqueue(*communicator, 1 + is_late));
+      if (!is_late) CHECK_OK(two.first.Done(*communicator, 1 + is_late));
+      two.Synchronize();
+      for (const Part* part : {&two.first, &two.second}) {
+        for (const Part* of : {&two.first, &two.second}) {
+          for (const int64_t row : {int64_t{0}, int64_t{17}, kRows - 1}) {
+            const int64_t among =
+                sends_rows ? 2 * row + part->device : part->device * kRows + row;
+            const int64_t at =
+                sends_rows ? of->device * kRows + row : 2 * row + of->device;
+            CHECK_TRUE(Holds(*part, at * kRow, *of, among * kRow, kRow));
+          }
+        }
+      }
+      CHECK_EQ(Count("ncclSend"), is_late ? 2 : 0);
+      // What a rank keeps, and what it sends, packs or unpacks.
+      CHECK_EQ(Count("cuMemcpy2DAsync_v2"), 4);
+    }
+  }
+}
+
 // NCCL sends between registered places, or between others.
 TEST(what_a_late_rank_leaves_to_nccl_lies_in_a_pool_at_both_ends_or_none) {
   auto communicator = MakeImpatient(2);

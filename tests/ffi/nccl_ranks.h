@@ -144,13 +144,17 @@ struct Part {
         result(static_cast<size_t>(site->results()[0].elements), -1) {
     std::iota(operand.begin(), operand.end(), static_cast<float>(device * 7 % 5));
     operands.assign(site->operands().size(), operand.data());
-    results[0] = result.data();
+    results.push_back(result.data());
+    for (size_t i = 1; i < site->results().size(); ++i) {
+      const auto elements = static_cast<size_t>(site->results()[i].elements);
+      results.push_back(rooms.emplace_back(elements, -2.0f).data());
+    }
   }
   // The stream may still be at the buffers, also of a call that has failed.
   ~Part() { on.Synchronize(); }
 
   Call CallOf(int64_t run = 1) {
-    return Call{site, run, 1, 1, device, operands.data(), results, nullptr};
+    return Call{site, run, 1, 1, device, operands.data(), results.data(), nullptr};
   }
   Status Enqueue(Communicator& communicator, int64_t run = 1) {
     return communicator.Enqueue(CallOf(run), on.stream);
@@ -167,7 +171,8 @@ struct Part {
   CallSite* site;
   std::vector<float> operand, result;
   std::vector<const void*> operands;
-  void* results[1];
+  std::vector<std::vector<float>> rooms;  // results without meaning
+  std::vector<void*> results;
 };
 
 using Parts = std::vector<std::unique_ptr<Part>>;
