@@ -55,6 +55,9 @@ def test_axes_within_and_across_processes(team):
     assert team.call(two_axes) == [[2, ["nccl", "nccl"], [1, 1]]] * 2
 
 
+_OF_COPIES = "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2", "cuEventRecord"
+
+
 def copies(here):
     """Copies between processes, and within one, of odd lengths and of several slots."""
     mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
@@ -88,13 +91,18 @@ def copies(here):
         (swap(1), wide, there[:, :, None]),
         (swap(0), there[:, :, None], wide),
     )
-    counts = []
+    counts, stand_in = [], StandIn()
     least = unittest.mock.patch.object(nccl_rewrites, "_LEAST_STRIDED_BYTES", 0)
     for function, x, expected in programs:
-        for _ in range(2):
+        for turn in range(2):
+            if turn == 1:
+                stand_in.clear()
             with least:
                 here.identical(mesh, here.run(mesh, function, x), expected)
         counts.append(jaxcomm.communicators()[0].stats()["copied_calls"])
+        # An event ends what each stream copies: the call's own waits for the others.
+        last = {call["stream"]: call["name"] for call in stand_in.trace(*_OF_COPIES)}
+        assert {*last.values()} == {"cuEventRecord"}
     held = jaxcomm.communicators()[0].stats()["device_bytes"]
     return counts, held > (32 << 20)
 
