@@ -124,6 +124,10 @@ def test_ulysses_exchange_has_no_transposes(stand_in, make_mesh, monkeypatch):
     there, back = jax.block_until_ready(program(tree))
     assert len(stand_in.trace("cuMemcpy2DAsync_v2")) == 2 * 2 * (2 + 2)
     assert not stand_in.trace("ncclSend")
+    # What a rank keeps goes on a stream of its own: an event ends it, too.
+    names = "cuMemcpy2DAsync_v2", "cuEventRecord"
+    last = {call["stream"]: call["name"] for call in stand_in.trace(*names)}
+    assert {*last.values()} == {"cuEventRecord"}
     models.assert_identical(back, tree)
     lax = models.run_stacked(mesh, there_and_back(jax.lax), tree, check_vma=False)
     models.assert_identical((there, back), lax)
