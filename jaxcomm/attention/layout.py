@@ -159,7 +159,10 @@ class Layout:
                 "whose reorder returned the tokens."
             )
         if self.order.shape[-2] != self.size:
-            raise TypeError("Layout: other ranks' tokens are not known: see order.py.")
+            raise TypeError(
+                "Layout: this one knows the tokens of one rank alone. Pass it through "
+                "order.of_all first."
+            )
         return self.order
 
     @property

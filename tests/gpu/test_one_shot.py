@@ -86,7 +86,8 @@ def test_what_only_moves_and_slices_of_sums_are_those_of_jax_lax(ring, gpus):
 
         return lambda x: outs(ring, local, x)
 
-    for words in (8, 4096, 32768, 131072) if gpus else (8,):
+    # On four GPUs the last gather is of 4 MiB: more goes to NCCL.
+    for words in (8, 4096, 32768, 65536) if gpus else (8,):
         x = np.arange(words * ring.size**2, dtype=np.int32)
         before = counted()
         np.testing.assert_array_equal(every(jaxcomm)(x), every(jax.lax)(x))
