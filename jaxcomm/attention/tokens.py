@@ -66,7 +66,8 @@ class Tokens:
           TypeError: the table is not an array of this process: it is traced, or split
             over several.
 
-        >>> _, tokens = Layout("contiguous", 2, 4).reorder(
+        >>> layout = jaxcomm.attention.Layout("contiguous", 2, 4)
+        >>> _, tokens = layout.reorder(
         ...     np.zeros((1, 4)), segment_ids=np.array([[0, 0, 1, 1]]))
         >>> tokens.agreed().way
         0
@@ -94,7 +95,8 @@ class Tokens:
         They are what ``reorder`` filled the sequence up with, tokens from ``lengths``
         on, and those whose segment id is negative. Leave all of them out of a loss:
 
-        >>> _, tokens = Layout("contiguous", 2, 3).reorder(jnp.zeros((1, 3)), lengths=2)
+        >>> layout = jaxcomm.attention.Layout("contiguous", 2, 3)
+        >>> _, tokens = layout.reorder(jnp.zeros((1, 3)), lengths=2)
         >>> tokens.is_padding
         Array([[False, False,  True,  True]], dtype=bool)
 

@@ -48,7 +48,7 @@ class Plan:
     Example:
       >>> made = jaxcomm.plan({"data": 2, "context": 4}, machine="h200")
       >>> len(made.communicators), made.device_bytes >> 20
-      (3, 1086)
+      (3, 1131)
       >>> made.to_json()["communicators"][0]["axes"]
       ('data',)
     """

@@ -43,9 +43,9 @@ class Sizes:
 # 16 MiB and 1 KiB. Such a product takes an H100 about 11 ms in float32. All turns fit
 # into a stream's queue, which holds 1024 things: each is a product, a copy and a count.
 GPU_SIZES = Sizes(large=1 << 22, small=256, rows=4096, side=8192, turns=200)
-# Over 1 MiB, up to which our kernel adds on two ranks; and 4 MiB, from which on copy
-# engines send what is started.
-CPU_SIZES = Sizes(large=1 << 20, small=256, rows=128, side=128, turns=1000)
+# 6 MiB: over 4 MiB, up to which our kernels serve, and from which on copy engines send
+# what is started.
+CPU_SIZES = Sizes(large=3 << 19, small=256, rows=128, side=128, turns=1000)
 
 
 @dataclasses.dataclass(frozen=True)
