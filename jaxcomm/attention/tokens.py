@@ -66,7 +66,7 @@ class Tokens:
           TypeError: the table is not an array of this process: it is traced, or split
             over several.
 
-        >>> layout = jaxcomm.attention.Layout("contiguous", 2, 4)
+        >>> layout = jaxcomm.Layout("contiguous", 2, 4)
         >>> _, tokens = layout.reorder(
         ...     np.zeros((1, 4)), segment_ids=np.array([[0, 0, 1, 1]]))
         >>> tokens.agreed().way
@@ -95,7 +95,7 @@ class Tokens:
         They are what ``reorder`` filled the sequence up with, tokens from ``lengths``
         on, and those whose segment id is negative. Leave all of them out of a loss:
 
-        >>> layout = jaxcomm.attention.Layout("contiguous", 2, 3)
+        >>> layout = jaxcomm.Layout("contiguous", 2, 3)
         >>> _, tokens = layout.reorder(jnp.zeros((1, 3)), lengths=2)
         >>> tokens.is_padding
         Array([[False, False,  True,  True]], dtype=bool)
