@@ -126,28 +126,9 @@ __device__ uint32_t RankAfter(const OneShotArguments& arguments, uint32_t distan
   return rank < arguments.ranks ? rank : rank - arguments.ranks;
 }
 
-// In a rank's own memory, where it would tell itself what it has staged: a work in
-// which it did not wait for the others to the end, or 0.
-__device__ uint64_t* StoppedAt(const OneShotArguments& arguments) {
-  const uint32_t line = arguments.rank * OneShotProgress::kEnds;
-  return reinterpret_cast<uint64_t*>(arguments.inboxes[arguments.rank] +
-                                     OneShotMemory::kStagedBytes) +
-         line;
-}
-
 __device__ bool IsStopped(const OneShotArguments& arguments, uint32_t turns) {
-  if (turns % kTurnsPerStop != 0 ||
-      LoadRelaxed(reinterpret_cast<const uint32_t*>(arguments.stop)) == 0) {
-    return false;
-  }
-  StoreRelaxed(StoppedAt(arguments), uint64_t{arguments.flag});
-  return true;
-}
-
-// Whether that was before: all threads of a work find the same.
-__device__ bool HasGoneOn(const OneShotArguments& arguments) {
-  const uint64_t stopped = LoadRelaxed(StoppedAt(arguments));
-  return stopped != 0 && stopped < arguments.flag;
+  return turns % kTurnsPerStop == 0 &&
+         LoadRelaxed(reinterpret_cast<const uint32_t*>(arguments.stop)) != 0;
 }
 
 // They tell the host where the work is. Writes to host memory are on their way while
@@ -327,8 +308,9 @@ __device__ bool Meet(const OneShotArguments& arguments, uint32_t step) {
     const uint64_t* const line = FlagAt(arguments, step, rank, own);
     for (uint32_t turns = 1; !is_stopped; ++turns) {
       const uint64_t found = LoadAcquire(line);
-      // Or at its next work.
-      if (found == told || FlagOf(found) > arguments.flag) break;
+      // Or at its next work. One that is further has gone on without this rank, and may
+      // have staged over what it told.
+      if (found == told || FlagOf(found) == arguments.flag + 1) break;
       is_stopped = IsStopped(arguments, turns);
     }
   }
@@ -424,11 +406,6 @@ __device__ void CopyPart(const OneShotArguments& arguments, uint64_t to,
 
 __device__ void DoStaged(const OneShotArguments& arguments) {
   const uint32_t own = arguments.rank;
-  // A rank that comes late may still read what was staged for it two works ago.
-  if (HasGoneOn(arguments)) {
-    TellBegun(arguments);
-    return;
-  }
   if (IsHop(arguments)) {
     CopyPart(arguments, HalfOf(arguments, 0, arguments.target), arguments.operand);
     if (!Meet(arguments, 0)) return;
