@@ -68,7 +68,7 @@ def test_a_wrong_number_and_a_hang_are_seen(hardware, starts, tmp_path):
     found = run(cases, hardware, tmp_path, starts, hang_seconds=waiting.EXPIRES_SECONDS)
     wrong, hung = (verdict.problems(each, hardware) for each in found)
     assert len(wrong) == 1
-    assert "1 of 1048576 numbers differ" in wrong[0]
+    assert "1 of 1572864 numbers differ" in wrong[0]
     assert "rank 0: 'result' hung" in hung
     assert "process 0 had to be killed" in hung
 
