@@ -26,6 +26,10 @@ _CHOICES = {
     "symmetric": ((bool,), "True or False"),
     "name": ((str, type(None)), "a string or None"),
 }
+# What copies between processes take of the arena, and the ranks of a group that they
+# serve: MappedCopies and PeerMemory of the extension.
+_MAPPED_BYTES = 34 << 20
+_MOST_MAPPED_RANKS = 8
 _ON_FAILURE = None, "raise", "poison", "exit"
 
 
@@ -222,3 +226,23 @@ class CommPolicy:
 
     def _unless_recorded(self, choice):
         return not self.command_buffers if choice is None else choice
+
+
+def copies_rows(policy: CommPolicy, size: int, processes: int, hosts: int) -> bool:
+    """Return whether copy engines send rows of an ``all_to_all`` as they lie.
+
+    Where they do not, NCCL would have them packed. ``engine_choice.cc`` of the
+    extension chooses alike.
+
+    Args:
+      policy: how the communicator is made.
+      size: ranks of its largest group.
+      processes: that the mesh spans.
+      hosts: that a group spans, at most.
+    """
+    if not policy.uses_copy_engines:
+        return False
+    if processes == 1:
+        return size == 2
+    has_room = policy.arena_bytes >= _MAPPED_BYTES
+    return has_room and hosts == 1 and size <= _MOST_MAPPED_RANKS

@@ -22,7 +22,7 @@ from jaxcomm.planning.calls import TracedCall, bytes_of, sent_bytes, written
 from jaxcomm.planning.turns import Known, remember, turns
 from jaxcomm.primitives import lowering
 from jaxcomm.primitives.collective import COLLECTIVES
-from jaxcomm.primitives.registry import Bind
+from jaxcomm.primitives.registry import Bind, Served
 
 # How often each collective runs.
 Counted = collections.Counter[TracedCall]
@@ -71,6 +71,7 @@ class Reader:
         sizes: dict[str, int],
         platform: str,
         backend_of: Callable[[tuple[str, ...], Any, str | None], str],
+        copies_rows: Callable[[tuple[str, ...], Any], bool],
     ):
         """Read for a mesh of these axes.
 
@@ -78,6 +79,7 @@ class Reader:
           sizes: of the axes.
           platform: of the devices, by which attention chooses a strategy.
           backend_of: what serves axes and index groups, given what the user chose.
+          copies_rows: of these, :func:`~jaxcomm.communicator.policy.copies_rows`.
         """
         self.notes: set[str] = set()
         self.beside: set[tuple[TracedCall, TracedCall]] = set()
@@ -85,7 +87,7 @@ class Reader:
         # The axes that the shard_map being read leaves to XLA.
         self._automatic: tuple[str, ...] = ()
         self._mesh = compat.abstract_mesh(sizes, platform)
-        self._backend_of = backend_of
+        self._backend_of, self._copies_rows = backend_of, copies_rows
 
     def read(self, function: Callable, args: tuple) -> Counted:
         """Trace a function and count its collectives.
@@ -217,9 +219,9 @@ class Reader:
             asked = "xla"  # As lowering does.
             self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
         backend = self._backend_of(call.axes, call.index_groups, asked)
-        replacement = lowering.replacement_of(
-            backend, self._platform, collective, avals, call, size, params
-        )
+        copies_rows = self._copies_rows(call.axes, call.index_groups)
+        served = Served(backend, self._platform, size, copies_rows)
+        replacement = lowering.replacement_of(served, collective, avals, call, params)
         if replacement is not None:
             return self._of_replacement(replacement, call, backend, avals)
         return self._once(

@@ -31,56 +31,49 @@ from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.primitives import automatic_axes, nccl_rewrites, tree
 from jaxcomm.primitives.call import Call
 from jaxcomm.primitives.checksums import recorded, recorded_done, recorded_start
-from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule
+from jaxcomm.primitives.registry import ANY, Bind, Replacement, Rule, Served
 from jaxcomm.primitives.rounded import rounded
 
 # The target that ends every split-phase collective.
 _DONE = "jaxcomm.done"
 
 
-def _mean_as_sum(collective, avals, size: int, *, op: str) -> Replacement | None:
+def _mean_as_sum(collective, avals, served, *, op: str) -> Replacement | None:
     """Divide sums, for backends that do not average."""
     if op != "mean":
         return None
 
     def divide(bind, xs):
-        return [total / size for total in bind(collective.name, xs, op="sum")]
+        return [total / served.size for total in bind(collective.name, xs, op="sum")]
 
     return divide
 
 
 def replacement_of(
-    backend: str,
-    platform: str | None,
-    collective,
-    avals: Sequence,
-    call: Call,
-    size: int,
-    own,
+    served: Served, collective, avals: Sequence, call: Call, own
 ) -> Replacement | None:
     """Return what is lowered in the place of a call; None if the backend does it.
 
     Args:
-      backend: what serves the call.
-      platform: of the devices.
+      served: what serves the call.
       collective: that is called.
       avals: its operands' types on one rank.
       call: the call.
-      size: the number of ranks of the largest group.
       own: the collective's own parameters.
     """
+    backend, size = served.backend, served.size
     rules = [REWRITES.get((backend, name)) for name in (ANY, collective.name)]
     # Of two ranks each order is the tree. XLA may begin with a zero, and loses -0.
     is_ordered = size <= (1 if backend == "xla" else 2)
     adds_in_tree = is_ordered or backends.named(backend).adds_in_tree
     if call.reproducible and not adds_in_tree:
         pairs = None
-        if (backend, platform) == ("xla", "cpu"):
+        if (backend, served.platform) == ("xla", "cpu"):
             pairs = tree.in_pairs(collective, avals, call, size, **own)
         by_tree = pairs or tree.in_tree(collective, avals, **own)
         rules.insert(1, lambda *_, **__: by_tree)
     for rule in rules:
-        replacement = rule and rule(collective, avals, size, **own)
+        replacement = rule and rule(collective, avals, served, **own)
         if replacement is not None:
             return replacement
     return None
@@ -255,7 +248,8 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     if not comm.is_ours:
         return _with_lax(ctx, collective, call, own)
     platform = mesh.devices.flat[0].platform
-    found = replacement_of(comm.backend, platform, collective, avals, call, size, own)
+    served = Served(comm.backend, platform, size, comm.connection.copies_rows)
+    found = replacement_of(served, collective, avals, call, own)
     if found is None:
         return comm
     call = call.replace(backend=comm.backend, given="varying", to="varying")
@@ -315,8 +309,8 @@ def _with_lax(ctx, collective, call: Call, own) -> InJax:
     platform = compat.lowering_platform(ctx)
 
     def communicate(xs):
-        size = call.largest_group
-        found = replacement_of("xla", platform, collective, xs, call, size, own)
+        served = Served("xla", platform, call.largest_group)
+        found = replacement_of(served, collective, xs, call, own)
         if found is not None:
             changes = {"backend": "xla", "given": "varying", "to": "varying"}
             return found(Bind(call.replace(**changes)), xs)

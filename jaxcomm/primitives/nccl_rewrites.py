@@ -3,8 +3,8 @@
 NCCL sends contiguous pieces of any type. It reduces numbers of 8, 32 and 64 bits,
 float16 and bfloat16, over all ranks. XLA converts and transposes around it.
 
-A rule is given the collective, its operands' types on one rank, the ranks of a group
-and the collective's own parameters. It returns a ``function(bind, xs) -> outs``, or
+A rule is given the collective, its operands' types on one rank, what serves them and
+the collective's own parameters. It returns a ``function(bind, xs) -> outs``, or
 None where NCCL does the collective as it is.
 """
 
@@ -34,7 +34,7 @@ _LEAST_BYTES_OF_COPY = 1 << 20
 _READ_BYTES = 16 << 10
 
 
-def _with_bytes(collective, avals, size, **own):
+def _with_bytes(collective, avals, served, **own):
     """Send the tangents of integers, which hold nothing, as bytes."""
     if not any(aval.dtype == jax.dtypes.float0 for aval in avals):
         return None
@@ -77,9 +77,9 @@ def _wire_type(dtype, op, size):
     return dtype
 
 
-def _reduction(collective, avals, size, *, op, **own):
+def _reduction(collective, avals, served, *, op, **own):
     """Reduce in a type that NCCL reduces well; all_reduce and reduce."""
-    wires = [_wire_type(aval.dtype, op, size) for aval in avals]
+    wires = [_wire_type(aval.dtype, op, served.size) for aval in avals]
     pairs = zip(wires, avals, strict=True)
     if all(wire is not None and wire == aval.dtype for wire, aval in pairs):
         return None
@@ -90,12 +90,12 @@ def _reduction(collective, avals, size, *, op, **own):
         may_part &= bind.call.index_groups is None
         alone = [i for i, wire in enumerate(wires) if wire is None]
         if alone:
-            gather = _gathered(collective, avals, size, op=op, **own)
+            gather = _gathered(collective, avals, served, op=op, **own)
             outs |= zip(alone, gather(bind, [xs[i] for i in alone]), strict=True)
         for i, x in enumerate(xs):
             is_long = x.dtype.itemsize == 2 and x.nbytes > _TWO_PHASE_BYTES
             if may_part and is_long and wires[i] == jnp.float32:
-                (outs[i],) = two_phase_sum(bind, [x], size)
+                (outs[i],) = two_phase_sum(bind, [x], served.size)
         rest = [i for i in range(len(xs)) if i not in outs]
         if rest:
             wide = [xs[i].astype(wires[i]) for i in rest]
@@ -107,15 +107,15 @@ def _reduction(collective, avals, size, *, op, **own):
     return in_wire_types
 
 
-def _reduce_scatter(collective, avals, size, *, dimensions, tiled):
-    wires = [_wire_type(aval.dtype, "sum", size) for aval in avals]
+def _reduce_scatter(collective, avals, served, *, dimensions, tiled):
+    wires = [_wire_type(aval.dtype, "sum", served.size) for aval in avals]
     same = all(wire == aval.dtype for wire, aval in zip(wires, avals, strict=True))
     if same and _is_contiguous(avals, dimensions):
         return None
 
     def of_rows(bind, xs):
         rows = [
-            rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)
+            rows_first(x, served.size, d) for x, d in zip(xs, dimensions, strict=True)
         ]  # (size, rows of one rank, ...)
         outs: list = [None] * len(xs)
         narrow = [i for i, x in enumerate(rows) if wires[i] == jnp.float32 != x.dtype]
@@ -145,7 +145,7 @@ def _is_contiguous(avals, dimensions):
     return all(math.prod(aval.shape[:d]) <= 1 for aval, d in pairs)
 
 
-def _gathering(collective, avals, size, *, dimensions, tiled, **root):
+def _gathering(collective, avals, served, *, dimensions, tiled, **root):
     """Gather and all-gather along the first dimension; XLA transposes."""
     if _is_contiguous(avals, dimensions):
         return None
@@ -167,12 +167,14 @@ def _from_front(x, d, tiled):
     return x.reshape(*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
 
 
-def _scatter(collective, avals, size, *, root, dimensions, tiled):
+def _scatter(collective, avals, served, *, root, dimensions, tiled):
     if _is_contiguous(avals, dimensions):
         return None
 
     def of_rows(bind, xs):
-        rows = [rows_first(x, size, d) for x, d in zip(xs, dimensions, strict=True)]
+        rows = [
+            rows_first(x, served.size, d) for x, d in zip(xs, dimensions, strict=True)
+        ]
         zeros = (0,) * len(xs)
         outs = bind("scatter", rows, root=root, dimensions=zeros, tiled=False)
         return [
@@ -182,8 +184,9 @@ def _scatter(collective, avals, size, *, root, dimensions, tiled):
     return of_rows
 
 
-def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
-    """Transpose small rows, and rows of few bytes in all; engines move the others."""
+def _all_to_all(collective, avals, served, *, split_axes, concat_axes):
+    """Transpose rows, unless copy engines move them: long ones of many bytes."""
+    size = served.size
     # Of each leaf: its rows and messages for a rank, and the bytes of a row.
     leaves = []
     for aval, split, concat in zip(avals, split_axes, concat_axes, strict=True):
@@ -199,7 +202,7 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
         for strided, (_, outer, _) in zip(is_strided, leaves, strict=True)
     )
     least = (2 * size - 1) * messages * _LEAST_BYTES_OF_COPY
-    if sent < max(_LEAST_STRIDED_BYTES, least):
+    if not served.copies_rows or sent < max(_LEAST_STRIDED_BYTES, least):
         is_strided = [False] * len(leaves)
     moved = [i for i, (n, _, _) in enumerate(leaves) if n != 1 and not is_strided[i]]
     if not moved and not any(is_strided):
@@ -220,10 +223,10 @@ def _all_to_all(collective, avals, size, *, split_axes, concat_axes):
     return exchanged
 
 
-def _ragged_all_to_all(collective, avals, size):
+def _ragged_all_to_all(collective, avals, served):
     """Gather small operands, and whatever has more slices than the host reads."""
     operand, _, *numbers = avals
-    gathered = size * operand.size * operand.dtype.itemsize
+    gathered = served.size * operand.size * operand.dtype.itemsize
     read = sum(x.size * x.dtype.itemsize for x in numbers)
     if gathered > _GATHERED_BYTES and read <= _READ_BYTES:
         return None
@@ -242,7 +245,7 @@ def _ragged_all_to_all(collective, avals, size):
     return exchanged
 
 
-def _gathered(collective, avals, size, **own):
+def _gathered(collective, avals, served, **own):
     """Compute the collective on every rank from the operands of all ranks."""
 
     def of_everybody(bind, xs):
@@ -254,7 +257,7 @@ def _gathered(collective, avals, size, **own):
     return of_everybody
 
 
-def _unchecked(collective, avals, size):
+def _unchecked(collective, avals, served):
     """Check nothing: the numbers are on the device, where the host cannot read them."""
     return lambda bind, xs: list(xs)
 

@@ -43,6 +43,26 @@ class Bind:
 
 
 Replacement = Callable[[Bind, Sequence], Sequence]
-# From the collective, its operands' types on one rank, the size of a group, and its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The groups of a call, and what serves them.
+
+    Attributes:
+      backend: its name.
+      platform: of the devices.
+      size: the number of ranks of the largest group.
+      copies_rows: whether copy engines send rows as they lie: see
+        :func:`~jaxcomm.communicator.policy.copies_rows`.
+    """
+
+    backend: str
+    platform: str | None
+    size: int
+    copies_rows: bool = False
+
+
+# From the collective, its operands' types on one rank, what serves it, and its own
 # parameters by name, to what replaces it; None if the backend does it as it is.
 Rule = Callable[..., Replacement | None]

@@ -71,15 +71,15 @@ def _exchanges(lib, options):
     return local
 
 
-@pytest.mark.parametrize("groups", [None, [[2, 0], [1, 3]]])
+@pytest.mark.parametrize(("size", "groups"), [(2, None), (4, [[2, 0], [1, 3]])])
 def test_rows_of_an_exchange_travel_as_they_lie(
-    stand_in, make_mesh, monkeypatch, groups
+    stand_in, make_mesh, monkeypatch, size, groups
 ):
     for name in ("ROW_BYTES", "STRIDED_BYTES", "BYTES_OF_COPY"):
         monkeypatch.setattr(nccl_rewrites, f"_LEAST_{name}", 0)
-    mesh, options = make_mesh(i=4), {"axis_index_groups": groups}
+    mesh, options = make_mesh(i=size), {"axis_index_groups": groups}
     x = {
-        name: models.random_values(jnp.dtype(name), (4, 3, 8, 4, 5), 0)
+        name: models.random_values(jnp.dtype(name), (size, 3, 8, 4, 5), 0)
         for name in ("bool", "int8", "bfloat16", "float32", "complex128")
     }
     found = jax.block_until_ready(
@@ -133,6 +133,33 @@ def test_ulysses_exchange_has_no_transposes(stand_in, make_mesh, monkeypatch):
     models.assert_identical((there, back), lax)
     (member,) = jaxcomm.communicators()
     assert member.stats()["copied_calls"] == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "policy", "transposes"),
+    [
+        (2, {}, 0),
+        (2, {"copy_engines": False}, 2),
+        (2, {"command_buffers": True}, 2),
+        (4, {}, 2),
+    ],
+)
+def test_rows_that_nccl_would_send_are_transposed(make_mesh, size, policy, transposes):
+    """In place of a copy on the GPU that packs them: XLA's transposes are faster."""
+    mesh = make_mesh(i=size)
+    jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(**policy))
+    rows = jax.ShapeDtypeStruct((1, 32768, 32, 128), jnp.bfloat16)
+    program = models.over(
+        mesh,
+        lambda x: jaxcomm.all_to_all(x, "i", 2, 1, tiled=True),
+        specs=jax.P(None, "i"),
+        out=jax.P(None, "i"),
+    )
+    lowered = program.lower(rows).as_text()
+    assert lowered.count("stablehlo.transpose") == transposes
+    # Room to pack rows in is a second result.
+    (call,) = re.findall(r"%\S+ = stablehlo.custom_call @\S*all_to_all", lowered)
+    assert (":2 =" in call) == (transposes == 0)
 
 
 def test_means_of_wide_floats_are_ncclavg(stand_in, make_mesh):

@@ -13,6 +13,7 @@ from team import starting
 
 import jaxcomm
 from jaxcomm._built import _ffi
+from jaxcomm.communicator import hosts
 from jaxcomm.diagnostics import record
 from jaxcomm.diagnostics.findings import MISMATCH
 from jaxcomm.diagnostics.merge import merge
@@ -109,6 +110,31 @@ def copies(here):
 
 def test_what_only_moves_is_copied_between_processes(team):
     assert team.call(copies) == [[[2, 4, 14, 16, 18], True]] * 2
+
+
+def exchange_of_rows(here):
+    """Where processes are of one host, and where each is of its own."""
+    mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
+    x = jax.ShapeDtypeStruct(
+        (4, 8192, 32, 128), "bfloat16", sharding=jax.NamedSharding(mesh, jax.P("i"))
+    )
+    transposes = []
+    for host in "here", f"host of {here.process}":
+        with unittest.mock.patch.object(hosts, "_boot_id", lambda host=host: host):
+            jaxcomm.init(mesh, lanes=host[:4])
+        lane = host[:4]
+        program = here.program(
+            mesh,
+            lambda x, lane=lane: jaxcomm.all_to_all(
+                x, "i", 1, 0, tiled=True, lane=lane
+            ),
+        )
+        transposes.append(program.lower(x).as_text().count("stablehlo.transpose"))
+    return transposes
+
+
+def test_rows_that_leave_a_host_are_transposed(team):
+    assert team.call(exchange_of_rows) == [[0, 1]] * 2
 
 
 def many_communicators(here):

@@ -28,7 +28,7 @@ class _Standstill(Backend):
         """Ends nothing."""
 
 
-def _hands_back(collective, avals, size, **own):
+def _hands_back(collective, avals, served, **own):
     """Replaces a collective whose results are like its operands."""
     return lambda bind, xs: list(xs)
 

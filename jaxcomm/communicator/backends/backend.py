@@ -88,12 +88,14 @@ class Connection:
       counted: what to add to :class:`~jaxcomm.communicator.table.Counters`.
       neighbors: the processes that share memory, if groups span several.
       world: NCCL's communicator of the whole mesh, which this one was split off.
+      copies_rows: see :func:`~jaxcomm.communicator.policy.copies_rows`.
     """
 
     transport: str
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     neighbors: Neighbors | None = None
     world: "_ffi.NcclWorld | None" = None
+    copies_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jaxcomm.communicator.backends.nccl import (
     library,
     registration,
 )
+from jaxcomm.communicator.policy import copies_rows
 from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError
 
@@ -55,8 +56,9 @@ class NcclBackend(Backend):
         if spec.size > 1:
             _check_lanes(spec, live)
             _check_recording(spec)
-            connection.world, is_new = communicators.create(spec)
+            connection.world, is_new, hosts = communicators.create(spec)
             connection.counted = {"created": int(is_new), "split": 1}
+            connection.copies_rows = _copies_rows(spec, hosts)
             self._register_pools(spec, connection)
         return connection
 
@@ -130,6 +132,13 @@ class NcclBackend(Backend):
             return devices.target_of_stand_in(collective)
         is_recorded = communicators.policy_of(spec).command_buffers and not is_start
         return f"{name}.capturable" if is_recorded else name
+
+
+def _copies_rows(spec: CommunicatorSpec, hosts: int) -> bool:
+    """Say what all processes of the mesh know alike, for they lower one program."""
+    policy, processes = communicators.policy_of(spec), len(spec.processes)
+    is_wanted = copies_rows(policy, spec.size, processes, hosts)
+    return is_wanted and (processes > 1 or _ffi.stats(spec.key)["copies"] == "yes")
 
 
 def _check_recording(spec: CommunicatorSpec) -> None:

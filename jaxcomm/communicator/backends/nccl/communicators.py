@@ -29,20 +29,20 @@ _worlds: "weakref.WeakValueDictionary[tuple, _ffi.NcclWorld]" = (
 )
 
 
-def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
+def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool, int]":
     """Make a communicator and the mesh's own, if that is not there yet.
 
     Every process of the mesh must call this, in the same order.
 
     Returns:
-      The world it was split off, which lives as long as somebody holds it; and whether
-      that is a new one.
+      The world it was split off, which lives as long as somebody holds it; whether
+      that is a new one; and how many hosts a group spans at most.
     """
     _warn_of_large_buffers()
     policy = policy_of(spec)
     process_of = {device.id: device.process_index for device in spec.mesh.devices.flat}
     groups = spec.partition.groups
-    world, unique_id, peers = _agree_on_world(spec)
+    world, unique_id, peers, host_of = _agree_on_world(spec)
     is_new = world is None
     try:
         if world is None:
@@ -78,7 +78,8 @@ def create(spec: CommunicatorSpec) -> "tuple[_ffi.NcclWorld, bool]":
             f"NCCL did not make a communicator over {spec} of "
             f"{spec.mesh.devices.size} devices: {error}"
         ) from None
-    return world, is_new
+    hosts_of = ({host_of[process_of[id_]] for id_ in group} for group in groups)
+    return world, is_new, max(map(len, hosts_of))
 
 
 def forget() -> None:
@@ -138,21 +139,22 @@ def _world_name(spec: CommunicatorSpec) -> tuple:
 
 def _agree_on_world(
     spec: CommunicatorSpec,
-) -> "tuple[_ffi.NcclWorld | None, str | None, list[hosts.Peer]]":
+) -> "tuple[_ffi.NcclWorld | None, str | None, list[hosts.Peer], dict[int, Any]]":
     """Meet the other processes of the mesh: all are to make the same communicator.
 
     NCCL would hang where they are not.
 
     Returns:
       The mesh's own communicator, None if a new one is to be made; then also its id,
-      if others must have it too, and the processes to watch.
+      if others must have it too, and the processes to watch. Last the host of each
+      process, by a name.
     """
     world = _worlds.get(_world_name(spec))
     if world is not None and world.is_broken:
         world = None
     processes, here = spec.processes, jax.process_index()
     if len(processes) == 1:
-        return world, None, []
+        return world, None, [], {here: None}
     purpose = (
         f"make a communicator over axes {spec.partition.axes}, lane {spec.lane!r}, "
         f"with {_config(spec)}, {_on_failure(spec)} on failure"
@@ -166,20 +168,22 @@ def _agree_on_world(
             refused = str(error)
     mine: dict[str, Any] = {
         "id": unique_id, "refused": refused, "has_world": world is not None,
+        "host": hosts.folder(),
     }  # fmt: skip
     hosts.publish(processes, here)
     met = rendezvous.meet(processes, here, purpose, mine)
+    host_of = {process: value["host"] for process, value in met.items()}
     if refused := met[processes[0]]["refused"]:
         raise CommunicatorError(f"process {processes[0]}: {refused}")
     if all(value["has_world"] for value in met.values()):
-        return world, None, []
+        return world, None, [], host_of
     unique_id = met[processes[0]]["id"]
     if unique_id is None:
         # The first process has one that is broken, or gone, on another.
         new = _ffi.nccl_unique_id().hex() if here == processes[0] else None
         answers = rendezvous.exchange(processes, here, "NCCL's id", new)
         unique_id = answers[processes[0]]
-    return None, unique_id, hosts.peers(processes, here)
+    return None, unique_id, hosts.peers(processes, here), host_of
 
 
 def _new_world(
