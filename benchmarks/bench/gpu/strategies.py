@@ -122,17 +122,20 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
     limit = f"one {kernel} kernel over the whole sequence, divided by {parts}"
     one = one_kernel(kernel, case.lengths)
     mine = {
-        name: timer.program(_layered(attend), (SPLIT, SPLIT))
+        name: timer.program(in_layers(attend), (SPLIT, SPLIT))
         for name, attend in case.by.items()
     }
-    mine[limit] = _layered(one)
+    mine[limit] = in_layers(one)
     programs = {
         (what, name): (transform(each), alone if name == limit else given)
-        for what, transform in (("forward", jax.jit), ("with gradients", _gradients))
+        for what, transform in (
+            ("forward", jax.jit),
+            ("with gradients", with_gradients),
+        )
         for name, each in mine.items()
         if is_first or name != limit
     }
-    compiled = _compiled(programs)
+    compiled = compile_all(programs)
     for what in ("forward", "with gradients"):
         calls = {name: compiled.get((what, name)) for name in mine}
         calls_in_a_round = max(1, min(8, 2**15 // tokens))
@@ -157,7 +160,7 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
             )  # fmt: skip
 
 
-def _layered(attend):
+def in_layers(attend):
     """Returns several attentions, each of the last one's output and keys of its own."""
 
     def run(query, keys):
@@ -168,14 +171,16 @@ def _layered(attend):
     return run
 
 
-def _gradients(function):
+def with_gradients(function):
+    """Returns the sum of what layers return, with the gradients of all they take."""
+
     def loss(*given):
         return function(*given).astype("float32").sum()
 
     return jax.jit(jax.value_and_grad(loss, (0, 1)))
 
 
-def _compiled(programs) -> dict[Any, Callable[[], Any]]:
+def compile_all(programs) -> dict[Any, Callable[[], Any]]:
     """Returns thunks of programs and what they are given, compiled all at once."""
     lowered = {name: f.lower(*given) for name, (f, given) in programs.items()}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

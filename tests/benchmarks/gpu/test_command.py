@@ -7,7 +7,9 @@ import pytest
     "parts",
     [
         "collectives,dispatch,lanes,memory,overlap,symmetric",
-        pytest.param("attention,masks,states,strategies", marks=pytest.mark.thorough),
+        pytest.param(
+            "attention,documents,masks,states,strategies", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_the_parts_run_and_find_nothing_wrong(bench_gpu, parts):
