@@ -3,7 +3,8 @@
 `make gpu-test` runs them on GPUs. `make test` runs them in tiny sizes on CPU devices
 over the stand-in for NCCL, so that no change of the API breaks them unseen.
 
-They also run in several processes, which pytest starts as ``test_acceptance.py`` says.
+`make gpu-test ARGS=--each` runs most of them with a process for each GPU: there all
+processes run the same tests, in step.
 """
 
 import os
@@ -25,11 +26,13 @@ def gpus():
 
 @pytest.fixture
 def ring(gpus, request):
-    """All GPUs as one axis, or two devices of the stand-in."""
+    """All GPUs as one axis, or two devices of the stand-in, or all processes'."""
     if len(gpus) == 1:
         pytest.skip("needs two NVIDIA GPUs")
+    devices = gpus
     if not gpus:
         request.getfixturevalue("with_kernels")
-    devices = gpus or jax.devices()[:2]
+        many = os.environ.get("JAXCOMM_TEST_RANKS", "2")
+        devices = jax.devices()[: int(many) if jax.process_count() == 1 else None]
     yield jax.make_mesh((len(devices),), ("i",), devices=devices)
     jaxcomm.finalize()

@@ -1,8 +1,7 @@
 """Right and steady over NCCL on all GPUs: of this process, or of several.
 
-For several processes, put ``python -m jaxcomm.launch -n 2 --platform cuda -m`` before
-``pytest tests/gpu/test_acceptance.py``. ``JAXCOMM_TEST_SOAK`` is the number of
-operations of the soak. What is right is what XLA's own collectives give.
+``JAXCOMM_TEST_SOAK`` is the number of operations of the soak. What is right is what
+XLA's own collectives give.
 """
 
 import collections

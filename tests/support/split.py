@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from dense import Attention, Options
+from jax.experimental import multihost_utils
 
 import jaxcomm
 from jaxcomm.attention.layout import Layout, Tokens
@@ -153,6 +154,8 @@ def attend(
     out, lse = result if return_residual else (result, None)
 
     def back(x, of=tokens, axis=1):
+        if not x.is_fully_addressable:
+            x = multihost_utils.process_allgather(x, tiled=True)
         return of.restore(np.asarray(x), axis=axis)
 
     found = back(out), None if lse is None else back(lse)
