@@ -8,12 +8,18 @@ processes run the same tests, in step.
 """
 
 import os
+import tempfile
 
 import jax
 import pytest
 
 import jaxcomm
 
+# pytest clears old folders, and stumbles where others of the job do so, too.
+if _PROCESS := os.environ.get("JAX_PROCESS_ID"):
+    _FOLDER = os.path.join(tempfile.gettempdir(), f"jaxcomm-tests-{_PROCESS}")
+    os.makedirs(_FOLDER, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = _FOLDER
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
