@@ -102,3 +102,27 @@ def keywords(**now: str) -> Callable[[Function], Function]:
         return checked  # pyright: ignore[reportReturnType]
 
     return decorate
+
+
+def needed(**said: str) -> Callable[[Function], Function]:
+    """Let a function say what to pass for keywords that its namesake elsewhere lacks.
+
+    >>> @needed(sharding="sharding=jax.P(batch, tokens, heads)")
+    ... def attend(x, *, sharding): ...
+    >>> attend(1)
+    Traceback (most recent call last):
+    TypeError: attend: sharding= is missing. Pass sharding=jax.P(batch, tokens, heads).
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def checked(*args, **options):
+            for name in said.keys() - options.keys():
+                raise TypeError(
+                    f"{function.__name__}: {name}= is missing. Pass {said[name]}."
+                )
+            return function(*args, **options)
+
+        return checked  # pyright: ignore[reportReturnType]
+
+    return decorate

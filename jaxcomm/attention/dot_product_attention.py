@@ -69,6 +69,9 @@ def dot_product_attention(
     head_axes="these axes in sharding=jax.P(batch, tokens, heads)",
     mesh="sharding=jax.NamedSharding(mesh, jax.P(batch, tokens, heads))",
 )
+@renamed.needed(
+    sharding="sharding=jax.P(batch, tokens, heads), the mesh axes that split query"
+)
 def dot_product_attention(
     query: Array,
     key: Array,
@@ -126,7 +129,7 @@ def dot_product_attention(
       the queries; tokens that the axes do not divide are whole on each device.
 
     Raises:
-      TypeError: ``sharding`` is neither of the two; or as ``ring_attention``.
+      TypeError: ``sharding`` is missing or none of these; or as ``ring_attention``.
       ValueError: there is no mesh, nothing says what an axis of several devices splits,
         axes do not divide what they split, or ``bias`` or ``mask`` do not broadcast; or
         as ``ring_attention``.
