@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,19 @@ def test_one_is_guilty_whatever_happened_to_others_since(fault):
             f"suspect: process {guilty} (pid {100 + guilty}, host b): last completed "
             f"pmean #12; processes {others} wait in psum #13 for 12 s; {text}"
         )
+
+
+@pytest.mark.parametrize(
+    ("page", "fault", "waited"),
+    [("failures.md", "stopped", 12.0), ("restarts.md", "killed", 0.05)],
+)
+def test_a_page_shows_the_line(page, fault, waited):
+    given, _ = OF[fault]
+    guilty = account(2, {**given, "has_record": False})
+    guilty = dataclasses.replace(guilty, pid=4711)
+    others = (dataclasses.replace(waits(i), waited=waited) for i in (0, 1, 3))
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    assert f"\njaxcomm.launch: {line([guilty, *others])}\n" in text
 
 
 @pytest.mark.parametrize("fault", ["ended early", "asleep"])
