@@ -129,8 +129,15 @@ Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
       {streams.staging, member.staged},
       {streams.odd, member.pulled},
   };
+  bool is_recorded = false;
   for (const auto& [each, event] : beside) {
-    if (each != stream) RETURN_IF_ERROR(Follow(each, stream, member.ready));
+    if (each == stream) continue;
+    if (!std::exchange(is_recorded, true)) {
+      RETURN_IF_ERROR(
+          parts_.library.Try(parts_.library.cuda.EventRecord, member.ready, stream));
+    }
+    RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.StreamWaitEvent, each,
+                                       member.ready, 0u));
   }
   Status status = LaunchChunks(plan, call, rank, streams);
   // Also after a failure: whoever is told of it gives the operands back.
@@ -158,12 +165,21 @@ Status MappedCopies::LaunchChunks(const MappedPlan& plan, const Call& call,
     return status;
   };
   if (plan.chunks.empty()) return copy_local();
+  // Chunks are staged one ahead: to tell of one and to wait for the next slot is one
+  // operation of the stream then.
+  const uint64_t first = member.chunk + 1;
+  member.chunk += plan.chunks.size();
+  const auto stage = [&](size_t i) {
+    return i == plan.chunks.size() ? OkStatus()
+                                   : Stage(plan.chunks[i], first + i, call, rank,
+                                           of_staging, streams.staging);
+  };
+  RETURN_IF_ERROR(stage(0));
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
-    ++member.chunk;
-    RETURN_IF_ERROR(Stage(plan.chunks[i], call, rank, of_staging, streams.staging));
+    RETURN_IF_ERROR(stage(i + 1));
     if (is_apart) RETURN_IF_ERROR(Flush(of_staging, streams.staging));
     const bool is_odd = i % 2 == 1;
-    RETURN_IF_ERROR(Pull(plan.chunks[i], call, rank,
+    RETURN_IF_ERROR(Pull(plan.chunks[i], first + i, call, rank,
                          is_odd ? member.of_pulling : member.operations,
                          is_odd ? streams.odd : streams.even));
     if (i == 0) RETURN_IF_ERROR(copy_local());
@@ -192,11 +208,11 @@ bool MappedCopies::IsBusy(const RankFacts& rank) const {
   });
 }
 
-Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, const Call& call,
-                           const RankFacts& rank, Operations& operations,
-                           cuda::Stream staging) {
+Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, uint64_t number,
+                           const Call& call, const RankFacts& rank,
+                           Operations& operations, cuda::Stream staging) {
   Member& member = members_[rank.place];
-  const size_t slot = member.chunk % kSlots;
+  const size_t slot = number % kSlots;
   const cuda::Pointer own = memory_->own(rank.place);
   if (!chunk.stages.empty()) {
     Member::Used& used = member.used[slot];
@@ -205,7 +221,7 @@ Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, const Call& call,
     }
     RETURN_IF_ERROR(Flush(operations, staging));
     used.targets = chunk.targets;
-    used.chunk = member.chunk;
+    used.chunk = number;
   }
   for (const Step& step : chunk.stages) {
     RETURN_IF_ERROR(CopyRows(
@@ -217,20 +233,19 @@ Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, const Call& call,
   for (int target : chunk.targets) {
     const cuda::Pointer word =
         StagedBy(memory_->of(rank.place, target), rank.rank, slot);
-    operations.push_back({MemOp::kWrite, word, member.chunk});
+    operations.push_back({MemOp::kWrite, word, number});
   }
   return OkStatus();
 }
 
-Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, const Call& call,
-                          const RankFacts& rank, Operations& operations,
-                          cuda::Stream stream) {
-  const Member& member = members_[rank.place];
-  const size_t slot = member.chunk % kSlots;
+Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, uint64_t number,
+                          const Call& call, const RankFacts& rank,
+                          Operations& operations, cuda::Stream stream) {
+  const size_t slot = number % kSlots;
   const cuda::Pointer own = memory_->own(rank.place);
   // In one wait with the others: who comes first waits for who comes last.
   for (int source : chunk.sources) {
-    operations.push_back({MemOp::kWait, StagedBy(own, source, slot), member.chunk});
+    operations.push_back({MemOp::kWait, StagedBy(own, source, slot), number});
   }
   if (!chunk.pulls.empty()) RETURN_IF_ERROR(Flush(operations, stream));
   for (const Step& step : chunk.pulls) {
@@ -244,7 +259,7 @@ Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, const Call& call,
   for (int source : chunk.sources) {
     const cuda::Pointer word =
         PulledBy(memory_->of(rank.place, source), rank.rank, slot);
-    operations.push_back({MemOp::kWrite, word, member.chunk});
+    operations.push_back({MemOp::kWrite, word, number});
   }
   return OkStatus();
 }

@@ -89,10 +89,11 @@ class MappedCopies final : public Engine {
   };
   Status LaunchChunks(const MappedPlan& plan, const Call& call, const RankFacts& rank,
                       const Streams& streams);
-  Status Stage(const MappedPlan::Chunk& chunk, const Call& call, const RankFacts& rank,
-               Operations& operations, cuda::Stream staging);
-  Status Pull(const MappedPlan::Chunk& chunk, const Call& call, const RankFacts& rank,
-              Operations& operations, cuda::Stream stream);
+  // `number`: of the chunk.
+  Status Stage(const MappedPlan::Chunk& chunk, uint64_t number, const Call& call,
+               const RankFacts& rank, Operations& operations, cuda::Stream staging);
+  Status Pull(const MappedPlan::Chunk& chunk, uint64_t number, const Call& call,
+              const RankFacts& rank, Operations& operations, cuda::Stream stream);
   // Has `stream` wait for what `first` was given.
   Status Follow(cuda::Stream stream, cuda::Stream first, cuda::Event event);
   // Gives a stream the operations collected, if there are some.
