@@ -105,6 +105,9 @@ def nccl_world(size: int, devices: Sequence[tuple[int, int, int]], unique_id: by
 def create_nccl(world: NcclWorld, key: int, axes: str, lane: str, platform: str, timeout_seconds: float, groups: Sequence[Sequence[int]], processes: Sequence[Sequence[int]], numbers: Mapping[str, int], name: str, copy_engines: bool, one_shot: bool, device_sizes: bool, arena_bytes: int, on_failure: str, check: bool) -> None:
     """Splits a communicator off a world, under a key."""
 
+def prepare_data_dependent(key: int) -> None:
+    """Makes what collectives need whose moves depend on numbers of devices."""
+
 class SymmetricMemory:
     """A segment of memory on each local device."""
 

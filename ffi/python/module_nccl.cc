@@ -152,6 +152,10 @@ std::string RegisterMemory(int64_t key, const HeldMemory& memory) {
   return WithoutGil([&] { return FindNccl(key)->Register(memory.of); });
 }
 
+void PrepareDataDependent(int64_t key) {
+  WithoutGil([&] { return FindNccl(key)->PrepareDataDependent(); });
+}
+
 void FailWorlds(const std::string& reason) {
   nb::gil_scoped_release release;
   ProcessFailure::Get().FailAllElsewhere(reason);
@@ -218,6 +222,8 @@ void BindNccl(nb::module_& m) {
         nb::arg("copy_engines"), nb::arg("one_shot"), nb::arg("device_sizes"),
         nb::arg("arena_bytes"), nb::arg("on_failure"), nb::arg("check"),
         "Splits a communicator off a world, under a key.");
+  m.def("prepare_data_dependent", &PrepareDataDependent, nb::arg("key"),
+        "Makes what collectives need whose moves depend on numbers of devices.");
   BindSymmetricMemory(m);
   m.def("arena_bytes", &DeviceArena::TotalBytes,
         nb::call_guard<nb::gil_scoped_release>(),

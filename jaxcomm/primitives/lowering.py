@@ -214,6 +214,7 @@ def _emit(found, collective, ctx, operands, call: Call, own, is_start=False):
     avals = ctx.avals_in
     if not isinstance(found, Communicator):
         return _in_jax(found, ctx, operands)
+    found.spec.backend.prepare(found.spec, collective.planner)
     name = found.spec.backend.target(found.spec, collective.planner, is_start)
     target = _Target(name, collective.aliases(len(operands)), is_start)
     return _custom_call(target, collective, found, ctx, operands, avals, call, own)

@@ -106,6 +106,21 @@ TEST_ALONE(likewise_where_results_are_poisoned, EXIT_SUCCESS) {
   WaitForARankThatDoesNotCome(OnFailure::kPoison);
 }
 
+// The others have given NCCL their numbers, and would wait for this rank's.
+TEST_ALONE(without_memory_for_numbers_the_communicator_fails, EXIT_SUCCESS) {
+  Options options;
+  options.on_failure = OnFailure::kPoison;
+  const auto communicator = Make(options);
+  TheFake().fail("cuMemAlloc_v2", 0, cuda::kOutOfMemory);
+  ForRanks(2, [&](int rank) {
+    Ragged ragged(rank);
+    CHECK_FAILS(ragged.Enqueue(*communicator), "ragged_all_to_all");
+    ragged.on.Synchronize();
+  });
+  Ragged later(0);
+  CHECK_FAILS(later.Enqueue(*communicator), "cuMemAlloc");
+}
+
 TEST(a_graph_never_records_it) {
   std::map<std::string, XLA_FFI_Handler*> execute;
   for (const Registration& each : Registrations(/*has_streams=*/true)) {

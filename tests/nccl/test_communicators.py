@@ -11,6 +11,7 @@ from models import over
 import jaxcomm
 from jaxcomm import _ffi
 from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.primitives import nccl_rewrites
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -71,8 +72,8 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
     shared, own = jaxcomm.memory_report()
     assert shared.communicator.lane == "default"
-    assert shared.device_bytes == 2 * (SHARED_BYTES + NUMBERS_BYTES)
-    assert own.device_bytes == 2 * (OWN_BYTES + NUMBERS_BYTES)
+    assert shared.device_bytes == 2 * SHARED_BYTES
+    assert own.device_bytes == 2 * OWN_BYTES
     assert shared.parent_bytes == own.parent_bytes == 2 * OWN_BYTES
     assert shared.host_bytes > 0
     assert shared.shared_bytes == 0
@@ -85,6 +86,33 @@ def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monke
     assert [float(text.removesuffix(" MiB")) for text in memory] == [
         pytest.approx(2 * bytes_ / MIB, abs=0.2) for bytes_ in (SHARED_BYTES, OWN_BYTES)
     ]
+
+
+def test_memory_for_sizes_is_made_with_the_first_program_that_has_some(
+    stand_in, make_mesh, monkeypatch
+):
+    """Of ragged_all_to_all; or by its first call, if a communicator is a successor."""
+    monkeypatch.setattr(nccl_rewrites, "_GATHERED_BYTES", -1)
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    # Each rank sends one row to each: starts, sizes, places, and sizes that come.
+    numbers = [0, 1, 0, 1], [1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 1]
+    operands = jnp.arange(8.0), jnp.zeros(8), *map(jnp.array, numbers)
+    program = over(
+        mesh, lambda *xs: jaxcomm.ragged_all_to_all(*xs, axis_name="i"), out=jax.P("i")
+    )
+    made = 2 * (SHARED_BYTES + NUMBERS_BYTES)
+    compiled = program.lower(*operands).compile()
+    assert jaxcomm.memory_report()[0].device_bytes == made
+    stand_in.clear()
+    expected = [0, 4, 0, 0, 1, 5, 0, 0]
+    np.testing.assert_array_equal(compiled(*operands), expected)
+    assert not stand_in.trace("cuMemAlloc_v2", "cuMemAllocHost_v2")
+    jaxcomm.finalize()
+    jaxcomm.init(mesh, "i")
+    assert jaxcomm.memory_report()[0].device_bytes == 2 * SHARED_BYTES
+    np.testing.assert_array_equal(compiled(*operands), expected)
+    assert jaxcomm.memory_report()[0].device_bytes == made
 
 
 def test_a_plan_names_the_communicators_and_the_inboxes_of_a_run(

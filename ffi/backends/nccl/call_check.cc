@@ -15,8 +15,8 @@ struct CallCheck::Announcement {
 };
 
 ErrorOr<std::unique_ptr<CallCheck>> CallCheck::Create(NcclParts& parts) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
-                   Exchange::Create(parts, sizeof(Announcement)));
+  auto exchange = std::make_unique<Exchange>(parts, sizeof(Announcement));
+  RETURN_IF_ERROR(exchange->Prepare());
   return std::unique_ptr<CallCheck>(new CallCheck(parts, std::move(exchange)));
 }
 

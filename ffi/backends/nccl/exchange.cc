@@ -2,22 +2,26 @@
 
 namespace jaxcomm {
 
-ErrorOr<std::unique_ptr<Exchange>> Exchange::Create(NcclParts& parts,
-                                                    size_t most_bytes) {
-  std::unique_ptr<Exchange> made(new Exchange(parts, most_bytes));
-  const NcclLibrary& library = parts.library;
-  for (const auto& rank : parts.ranks) {
+Status Exchange::Prepare() {
+  if (is_prepared_) return OkStatus();
+  MutexLock lock(preparing_);
+  const NcclLibrary& library = parts_.library;
+  for (const auto& rank : parts_.ranks) {
     if (rank->facts.size < 2) continue;
-    Item& item = made->items_[rank->facts.place];
+    Item& item = items_[rank->facts.place];
     CurrentContext current(library.cuda, rank->facts.context);
-    void* host = nullptr;
-    RETURN_IF_ERROR(
-        library.Try(library.cuda.MemAllocHost, &host, made->BytesOf(*rank)));
-    item.on_host = static_cast<char*>(host);
-    RETURN_IF_ERROR(
-        library.Try(library.cuda.MemAlloc, &item.on_device, made->BytesOf(*rank)));
+    if (item.on_host == nullptr) {
+      void* host = nullptr;
+      RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &host, BytesOf(*rank)));
+      item.on_host = static_cast<char*>(host);
+    }
+    if (item.on_device == 0) {
+      RETURN_IF_ERROR(
+          library.Try(library.cuda.MemAlloc, &item.on_device, BytesOf(*rank)));
+    }
   }
-  return made;
+  is_prepared_ = true;
+  return OkStatus();
 }
 
 Exchange::~Exchange() {
@@ -50,6 +54,7 @@ Status Exchange::Give(const LocalRank& rank, size_t bytes, cuda::Stream stream) 
 }
 
 int64_t Exchange::device_bytes() const {
+  if (!is_prepared_) return 0;
   int64_t bytes = 0;
   for (const auto& rank : parts_.ranks) {
     if (rank->facts.size > 1) bytes += static_cast<int64_t>(BytesOf(*rank));

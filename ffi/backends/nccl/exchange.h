@@ -2,14 +2,15 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_EXCHANGE_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_EXCHANGE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "ffi/backends/nccl/comms.h"
 #include "ffi/backends/nccl/queue/local_rank.h"
 #include "ffi/base/status.h"
+#include "ffi/os/mutex.h"
 
 namespace jaxcomm {
 
@@ -17,8 +18,14 @@ namespace jaxcomm {
 class Exchange {
  public:
   // `most_bytes`: of each rank.
-  static ErrorOr<std::unique_ptr<Exchange>> Create(NcclParts& parts, size_t most_bytes);
+  Exchange(NcclParts& parts, size_t most_bytes)
+      : parts_(parts), most_bytes_(most_bytes), items_(parts.ranks.size()) {}
   ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Makes the memory of the ranks here, unless it is there. What follows requires it.
+  Status Prepare();
 
   // Where the data of a rank lies, for Give() to send: on its device.
   cuda::Pointer own_on_device(size_t place) const { return items_[place].on_device; }
@@ -47,9 +54,6 @@ class Exchange {
     cuda::Pointer on_device = 0;
   };
 
-  Exchange(NcclParts& parts, size_t most_bytes)
-      : parts_(parts), most_bytes_(most_bytes), items_(parts.ranks.size()) {}
-
   size_t BytesOf(const LocalRank& rank) const {
     return static_cast<size_t>(1 + rank.facts.size) * most_bytes_;
   }
@@ -57,6 +61,8 @@ class Exchange {
   NcclParts& parts_;
   const size_t most_bytes_;
   std::vector<Item> items_;  // by place
+  std::atomic<bool> is_prepared_{false};
+  Mutex preparing_;
 };
 
 }  // namespace jaxcomm

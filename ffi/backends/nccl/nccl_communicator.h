@@ -64,6 +64,13 @@ class NcclCommunicator final : public Communicator,
   CommunicatorStats stats() const override;
   NcclStats nccl_stats() const;
 
+  // For a program that has collectives whose moves depend on numbers of devices.
+  // Where the communicator has failed, its calls say so.
+  Status PrepareDataDependent() {
+    return parts_.health.Broken().failure() ? OkStatus()
+                                            : engines_.PrepareDataDependent();
+  }
+
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
   ErrorOr<std::string> Register(const std::shared_ptr<SymmetricMemory>& memory);

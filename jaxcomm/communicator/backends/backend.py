@@ -159,6 +159,15 @@ class Backend(abc.ABC):
           CommunicatorError: if it could not; nothing is left of it then.
         """
 
+    def prepare(  # noqa: B027 -- most need nothing more
+        self, spec: CommunicatorSpec, collective: str
+    ) -> None:
+        """Make what calls of a collective need, before a program that has one runs.
+
+        Raises:
+          CommunicatorError: if it could not.
+        """
+
     def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
         """End what :meth:`make` made. Ranks that wait in it raise."""
         _ffi.destroy(spec.key)

@@ -37,11 +37,9 @@ Status CheckSize(const CallSite& site, const RankFacts& rank) {
 ErrorOr<std::unique_ptr<DataDependent>> DataDependent::Create(
     NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy,
     std::unique_ptr<PeerMemory> arenas) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Exchange> numbers,
-                   Exchange::Create(parts, kMostBytes));
-  std::unique_ptr<DataDependent> made(
-      new DataDependent(parts, nccl, std::move(numbers)));
+  std::unique_ptr<DataDependent> made(new DataDependent(parts, nccl));
   if (policy.device_sizes) {
+    RETURN_IF_ERROR(made->Prepare());
     ASSIGN_OR_RETURN(made->device_sized_,
                      DeviceSized::Create(parts, *made->numbers_, policy.window_bytes,
                                          std::move(arenas)));
@@ -77,6 +75,7 @@ Status DataDependent::Enqueue(const Call& call, LocalRank& rank, cuda::Stream st
 
 Status DataDependent::GiveNumbers(const Call& call, LocalRank& rank,
                                   cuda::Stream stream) {
+  RETURN_IF_ERROR(Prepare());
   if (device_sized_ != nullptr) {
     RETURN_IF_ERROR(device_sized_->KeepOrder(rank.facts.place, stream));
   }

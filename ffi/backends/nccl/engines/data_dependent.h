@@ -28,6 +28,9 @@ class DataDependent {
   static ErrorOr<std::unique_ptr<DataDependent>> Create(
       NcclParts& parts, NcclEngine& nccl, const EnginePolicy& policy,
       std::unique_ptr<PeerMemory> arenas);
+  // Makes the memory in which ranks exchange their numbers. The first call does, if
+  // nobody has. A program's lowering is better: CUDA may wait for what a device is at.
+  Status Prepare() { return numbers_->Prepare(); }
   // Connects what needs the other processes: every process calls it.
   Status Connect() {
     return device_sized_ == nullptr ? OkStatus() : device_sized_->Share();
@@ -54,10 +57,10 @@ class DataDependent {
   }
 
  private:
-  DataDependent(NcclParts& parts, NcclEngine& nccl, std::unique_ptr<Exchange> numbers)
+  DataDependent(NcclParts& parts, NcclEngine& nccl)
       : parts_(parts),
         nccl_(nccl),
-        numbers_(std::move(numbers)),
+        numbers_(std::make_unique<Exchange>(parts, kMostBytes)),
         calling_(parts.ranks.size()) {}
 
   Status GiveNumbers(const Call& call, LocalRank& rank, cuda::Stream stream);

@@ -29,6 +29,9 @@ class Engines {
   // Connects what needs the other processes: every process calls it.
   Status Connect();
 
+  // Makes what calls need whose moves depend on numbers that devices hold.
+  Status PrepareDataDependent() { return data_dependent_->Prepare(); }
+
   // See Engine.
   Status Enqueue(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Start(const Call& call, LocalRank& rank, cuda::Stream stream);

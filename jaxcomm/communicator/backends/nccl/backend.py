@@ -72,6 +72,17 @@ class NcclBackend(Backend):
             self.end(spec, connection)
             raise
 
+    def prepare(self, spec: CommunicatorSpec, collective: str) -> None:
+        """Make the memory in which ranks exchange offsets and sizes."""
+        if collective != "ragged_all_to_all":
+            return
+        try:
+            _ffi.prepare_data_dependent(spec.key)
+        except RuntimeError as error:
+            raise CommunicatorError(
+                f"{spec}: no memory for the offsets and sizes of {collective}: {error}"
+            ) from None
+
     def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
         """Destroy it; the mesh's own goes with the last that was split off it."""
         if connection.world is not None:
