@@ -9,13 +9,14 @@ import numpy as np
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.schedules import Schedule
-from jaxcomm.attention.table import FEW, FEWEST, few
+from jaxcomm.attention.table import ALL, FEW, FEWEST, few
 from jaxcomm.primitives import arguments
 
-# What it costs that ranks see keys of others, as keys that a query sees, for each token
-# of a rank: few tokens do, by a measure, or many. Keys are sent, and results are added
-# up. Computed for 32 query and 8 key heads of 128 on H200s, not measured.
-_PRICES, _MANY = ((FEWEST, 100), (FEW, 300)), 400
+# What it costs that ranks see keys of others, with gradients, as keys that a query
+# sees, for each token of a rank: on two ranks, and for each more. Few tokens do, by a
+# measure, or many. Measured on two and on four H100s, 32 query and 8 key heads of 128,
+# by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 308, 588, 1640.
+_PRICES = {FEWEST: (310, 0), FEW: (450, 70), ALL: (760, 440)}
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.
 _EVEN, _BALANCED = 1.02, 1.05
@@ -215,12 +216,12 @@ def _cost(order: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
         np.concatenate([np.unique(x) for x in held]), minlength=len(counts) + 1
     )
     most = int(((ranks[held] > 1) & is_token).sum(1).max())
-    prices = (
-        (way, price) for way, price in _PRICES if most <= few(order.shape[1], way)
-    )
-    price = next((price for _, price in prices), _MANY) if most else 0
+    local = order.shape[1]
+    way = next((x for x in (FEWEST, FEW) if most <= few(local, x)), ALL)
+    price, of_rank = _PRICES[way] if most else (0, 0)
+    price += of_rank * (len(order) - 2)
     work = np.where(is_token, at - starts[held] + 1, 0).sum(1)
-    return float(work.max()), float(price * order.shape[1])
+    return float(work.max()), float(price * local)
 
 
 def _whole(
