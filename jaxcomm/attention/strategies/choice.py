@@ -58,6 +58,10 @@ def get_strategy(
 
 # Products of a backward pass for each one of the forward pass.
 _BACKWARD = 2.5
+# Heads of keys and values that differ are cuDNN's. What its hops of a ring take, over
+# one of its kernels with as much work, forward and backward: on GPUs. Fitted to two
+# H100s, keys of 192 and values of 128; the table is in test_comparison.py.
+_HOPS_BY_CUDNN = 1.3, 2.0
 # Times that differ by no more, relative, are equal.
 _EQUAL = 1e-6
 # Of a device's memory, what "auto" lets keys and values take at once.
@@ -111,7 +115,11 @@ def _compared(
     # With documents rings were 1.8 to 3 times as fast as Ulysses, on 2 and 4 H100s.
     steps = 0 if problem.has_documents else cost.steps
 
-    def seconds(work, sent, sends):
+    by_cudnn = machine.platform == "gpu" and problem.head_size != problem.value_size
+    part, (forward_hops, backward_hops) = cost.hops / (cost.hops + 1), _HOPS_BY_CUDNN
+
+    def seconds(work, sent, sends, of_hops):
+        work *= 1 + by_cudnn * part * (of_hops - 1)
         compute = work / machine.flops + steps * machine.step
         wire = sent / machine.bytes_per_second + sends * machine.latency
         hidden = 0.0
@@ -128,8 +136,10 @@ def _compared(
         memory=cost.memory,
         flops=flops,
         balance=float(by_group.max() / max(pairs.mean(), 1e-9)),
-        seconds=seconds(flops, cost.forward_bytes, cost.sends)
-        + seconds(_BACKWARD * flops, cost.backward_bytes, 2 * cost.sends),
+        seconds=seconds(flops, cost.forward_bytes, cost.sends, forward_hops)
+        + seconds(
+            _BACKWARD * flops, cost.backward_bytes, 2 * cost.sends, backward_hops
+        ),
     )
 
 

@@ -46,6 +46,7 @@ class Ring(Strategy):
             (1 + bool(sends)) * self.width * problem.key_bytes,
             overlaps=True,
             steps=2 * sends + 1,
+            hops=sends,
         )
 
     def forward(self, call, inputs):

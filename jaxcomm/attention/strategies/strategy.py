@@ -242,6 +242,7 @@ class Cost(NamedTuple):
       width: how many ranks share the work of their queries equally.
       steps: of a pass, one after another: attentions of two blocks, and what arranges
         arrays or merges results.
+      hops: blocks of other ranks' keys that are computed one after another.
     """
 
     sends: int
@@ -251,6 +252,7 @@ class Cost(NamedTuple):
     overlaps: bool = False
     width: int = 1
     steps: int = 3
+    hops: int = 0
 
 
 class Strategy(abc.ABC):

@@ -93,6 +93,7 @@ class Ulysses(Strategy):
             ring.memory,
             width=self.width,
             steps=2 + ring.steps,
+            hops=ring.hops,
         )
 
     def forward(self, call, inputs):
