@@ -201,7 +201,7 @@ ptx: $(NVRTC)/.installed ## compile the GPU kernels to the PTX that is checked i
 	@$(BIN)/python tools/make_ptx.py
 
 bench: $(VENV)/.extra-bench ## measure against jax.lax: make bench ARGS="collectives --devices 8"
-	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench $(ARGS)
+	@PYTHONPATH="$(CURDIR)/benchmarks:$(CURDIR)/examples" $(RUN) -m bench $(ARGS)
 
 bench-plots: $(VENV)/.extra-bench ## draw docs/figures/*.json, one a machine, for README.md and docs/performance.md
 	@PYTHONPATH="$(CURDIR)/benchmarks" $(RUN) -m bench.figures docs/figures README.md docs/performance.md

@@ -34,7 +34,7 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         yield timer.finding("attention", f"not measured: {reason}")
         return
     jaxcomm.init(timer.mesh, "i")
-    for tokens in timer.sizes.tokens:
+    for tokens in timer.sizes.up_to(sizes.MOST_ALONE):
         yield from _of_length(timer, tokens, kernel)
 
 

@@ -53,7 +53,7 @@ def lengths_of(tokens: int, size: int, is_cut: bool) -> tuple[int, ...]:
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
     """Yields what each way costs, with gradients, as keys that a query sees."""
     jaxcomm.init(timer.mesh, "i")
-    for tokens in timer.sizes.tokens:
+    for tokens in timer.sizes.up_to(sizes.MOST_ALONE):
         yield from _of_length(timer, tokens)
 
 

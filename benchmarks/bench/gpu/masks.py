@@ -78,7 +78,7 @@ def log_normal_lengths(tokens: int, count: int) -> tuple[int, ...]:
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
     """Yields figures for each length and case, forward and then with backward."""
     jaxcomm.init(timer.mesh, "i")
-    for tokens in timer.sizes.tokens:
+    for tokens in timer.sizes.up_to(sizes.MOST_ALONE):
         for case in cases_of(tokens):
             yield from _of_case(timer, tokens, case)
 

@@ -30,14 +30,25 @@ def rows(timer: Timer) -> Iterator[Finding]:
             here = len(timer.mesh.local_devices)
             each = sum(row.device_bytes for row in report) / here / count
             parent = report[0].parent_bytes / here
+            arena = report[0].arena_bytes / here
+            planned = _planned(timer, lanes, policy)
             kind = "sharing" if shares else "with resources of their own"
             yield timer.finding(
                 f"lanes {kind}, {count} of them, on a device",
-                f"{units.size(int(each))} each, {units.size(int(parent))} the mesh's",
+                f"{units.size(int(each))} each, {units.size(int(parent))} the mesh's, "
+                f"{units.size(int(arena))} the arena; jaxcomm.plan says "
+                f"{units.size(planned)} in all",
                 each_bytes=each,
                 parent_bytes=parent,
+                arena_bytes=arena,
+                planned_bytes=planned,
             )
     yield from _hops(timer)
+
+
+def _planned(timer, lanes, policy) -> int:
+    plan = jaxcomm.plan(timer.mesh, lanes=lanes, policy=policy, backend="nccl")
+    return plan.device_bytes
 
 
 def _hops(timer):

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from bench.gpu.parts import PARTS
-from bench.gpu.sizes import Sizes
+from bench.gpu.sizes import THOROUGH, Sizes
 from bench.options import UsageError, check_writable
 
 _DESCRIPTION = """\
@@ -60,6 +60,10 @@ def parse(words: Sequence[str]) -> Options:
                 f"--only: there is no part {name!r}; choose from {', '.join(PARTS)}"
             )
     given["only"] = tuple(name for name in PARTS if name in only)
+    if given.pop("thorough"):
+        if given["tokens"]:
+            raise UsageError("--thorough says which --tokens; leave one of them out")
+        given["tokens"] = THOROUGH
     if given["json"]:
         check_writable("json", given["json"])
     ranks = given["ranks"]
@@ -106,6 +110,11 @@ def _parser():
         parser.add_argument(
             f"--{name}", type=kind, default=default, metavar=metavar, help=about
         )
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="sequences of 8k, 32k, 128k, 512k and 1M tokens",
+    )
     parser.add_argument(
         "--one-gpu",
         action="store_true",

@@ -10,11 +10,13 @@ from bench.gpu import (
     lanes,
     masks,
     memory,
+    meshes,
     overlap,
     states,
     strategies,
     symmetric,
     torch_peer,
+    training,
 )
 from bench.gpu.rows import Figure, Finding
 from bench.gpu.timer import Timer
@@ -23,6 +25,7 @@ from bench.gpu.timer import Timer
 PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "memory": memory.rows,
     "collectives": collectives.rows,
+    "meshes": meshes.rows,
     "dispatch": dispatch.rows,
     "overlap": overlap.rows,
     "lanes": lanes.rows,
@@ -32,5 +35,6 @@ PARTS: dict[str, Callable[[Timer], Iterable[Figure | Finding]]] = {
     "documents": documents.rows,
     "masks": masks.rows,
     "states": states.rows,
+    "training": training.rows,
     "torch": torch_peer.rows,
 }

@@ -48,8 +48,11 @@ def _shares(timer, tokens, kernel):
     least = _LEAST_OF_SHORT if tokens <= _SHORT else _LEAST_OF_LONG
     parts = 1 if timer.shares_gpu else timer.size
     part = "" if parts == 1 else f", divided by {parts}"
+    shorter = min(tokens, sizes.MOST_ALONE)
+    if shorter < tokens:
+        part = f", {sizes.length(shorter)} times {tokens // shorter}{part}"
     if jax.process_index() == 0:
-        alone = _arrays(timer, tokens, kernel, lambda *a: timer.random_alone(*a[:2]))
+        alone = _arrays(timer, shorter, kernel, lambda *a: timer.random_alone(*a[:2]))
     else:
         alone = ()
     for what, transform in _PASSES:
@@ -58,7 +61,7 @@ def _shares(timer, tokens, kernel):
             thunk(transform(_split(timer, scan, kernel)), *layer),
             f"the same kernel on one GPU{part}",
             thunk(transform(_on_one(kernel)), *alone),
-            calls=_CALLS, alone=True, share=1 / parts, least=least,
+            calls=_CALLS, alone=True, share=tokens / shorter / parts, least=least,
         )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from jaxcomm.attention.strategies.ulysses import Usp
 _LEAST_OF_AUTO = 0.97
 # In one program, each with keys of its own, as a model has them.
 _LAYERS = 8
+# Of more tokens one layer takes long enough, and all that a GPU has.
+_MANY = 1 << 15
 _ROUNDS = 5
 _DOCUMENTS = 24
 
@@ -60,9 +62,10 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         timers.append(dataclasses.replace(timer, mesh=pair))
     for each in timers:
         jaxcomm.init(each.mesh, "i")
-        for tokens in each.sizes.tokens:
+        lengths = each.sizes.tokens if each is timer else each.sizes.up_to(_MANY)
+        for tokens in lengths:
             yield from of_case(each, tokens, causal(each, tokens))
-        longest = max(each.sizes.tokens)
+        longest = max(each.sizes.up_to(_MANY))
         for case in documents(each, longest):
             yield from of_case(each, longest, case)
 
@@ -81,7 +84,8 @@ def causal(timer, tokens) -> Case:
         for name, strategy in strategies.items()
     }
     name = f"causal {sizes.length(tokens)}"
-    return Case(name, by, auto=compare().chosen)
+    layers = _LAYERS if tokens <= _MANY else 1
+    return Case(name, by, layers=layers, auto=compare().chosen)
 
 
 def documents(timer, tokens) -> Iterator[Case]:
@@ -114,12 +118,22 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
     keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(case.layers)]
     given = query, keys
     is_first = jax.process_index() == 0
+    # What has no documents can be scaled.
+    shorter = tokens if case.lengths else min(tokens, sizes.MOST_ALONE)
     alone = jax.tree.map(
-        lambda x: timer.random_alone(x.shape, "bfloat16") if is_first else None, given
+        lambda x: (
+            timer.random_alone((1, shorter, *x.shape[2:]), "bfloat16")
+            if is_first
+            else None
+        ),
+        given,
     )
     kernel = best_kernel(timer, needs_documents=bool(case.lengths))
     parts = 1 if timer.shares_gpu else timer.size
-    limit = f"one {kernel} kernel over the whole sequence, divided by {parts}"
+    over = "the whole sequence"
+    if shorter < tokens:
+        over = f"{sizes.length(shorter)}, times {(tokens // shorter) ** 2}"
+    limit = f"one {kernel} kernel over {over}, divided by {parts}"
     one = one_kernel(kernel, case.lengths)
     mine = {
         name: timer.program(in_layers(attend), (SPLIT, SPLIT))
@@ -145,7 +159,7 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
                 calls, calls_in_a_round, alone=[limit]
             ).items()
         }
-        seconds[limit] /= parts
+        seconds[limit] *= (tokens / shorter) ** 2 / parts
         name = f"{timer.size} GPUs, {case.name}, {what}"
         for by in case.by:
             ratio = seconds[limit] / seconds[by]

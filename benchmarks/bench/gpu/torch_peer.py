@@ -18,7 +18,7 @@ import jaxcomm
 from bench import units
 from bench.gpu.attention import attend_in_zigzag, forward_and_backward
 from bench.gpu.rows import Figure, Finding
-from bench.gpu.sizes import calls_in_a_round, length
+from bench.gpu.sizes import MOST_ALONE, calls_in_a_round, length
 from bench.gpu.timer import Timer, local, thunk
 from jaxcomm.attention.kernels import cudnn
 
@@ -188,7 +188,7 @@ def _attention(timer, torch):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     mesh = init_device_mesh("cuda", (timer.size,))
-    for tokens in timer.sizes.tokens:
+    for tokens in timer.sizes.up_to(MOST_ALONE):
         # torch wants to cut something, and so learns the length.
         whole = torch.zeros(tokens, device="cuda")
         with (

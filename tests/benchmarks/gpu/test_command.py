@@ -4,16 +4,17 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("ranks", "parts"),
     [
-        "collectives,dispatch,lanes,memory,overlap,symmetric",
+        (2, "collectives,dispatch,lanes,memory,overlap,symmetric"),
         pytest.param(
-            "attention,documents,masks,states,strategies", marks=pytest.mark.thorough
+            2, "attention,documents,masks,states,strategies", marks=pytest.mark.thorough
         ),
+        pytest.param(8, "meshes,training", marks=pytest.mark.thorough),
     ],
 )
-def test_the_parts_run_and_find_nothing_wrong(bench_gpu, parts):
-    done = bench_gpu("--only", parts)
+def test_the_parts_run_and_find_nothing_wrong(bench_gpu, ranks, parts):
+    done = bench_gpu("--only", parts, "--ranks", str(ranks))
     assert done.returncode == 0, done.stderr
     rows = done.report["rows"]
     assert sorted({row["part"] for row in rows}) == parts.split(",")
@@ -34,12 +35,15 @@ def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
 @pytest.mark.thorough
 @pytest.mark.multiprocess
 def test_several_processes_are_one_run(bench_gpu):
-    done = bench_gpu("--only", "lanes", "--ranks", "4", "--processes", "2")
+    done = bench_gpu("--only", "lanes,training", "--ranks", "4", "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("4 ranks on cpu, processes: 2, jax ")
     # The others say nothing.
     assert done.stdout.count("two exchanges of 4 KiB on two lanes") == 2
-    assert [row["part"] for row in done.report["rows"]] == ["lanes"] * 2
+    rows = done.report["rows"]
+    assert [row["part"] for row in rows] == ["lanes"] * 2 + ["training"] * 4
+    # Gradients are those of one device.
+    assert rows[2]["met"] is True
 
 
 def test_without_gpus_it_says_what_is_needed(bench_gpu):
