@@ -40,7 +40,7 @@ inline uint16_t RoundToFloat16(float value) {
 
 template <typename Word>
 Word LoadRelaxed(const Word* from) {
-  fake::Polls();
+  fake::Polls(from);
   return __atomic_load_n(from, __ATOMIC_RELAXED);
 }
 inline uint64_t LoadAcquire(const uint64_t* from) {

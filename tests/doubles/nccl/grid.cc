@@ -61,6 +61,15 @@ class Block {
 
 thread_local DeviceThread this_thread;
 
+namespace {
+
+void AcquireWhatItRead() {
+  for (const uint32_t* from : this_thread.read) __atomic_load_n(from, __ATOMIC_ACQUIRE);
+  this_thread.read.clear();
+}
+
+}  // namespace
+
 void RunGrid(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   blocks = std::min(blocks, kMostBlocks);
   threads = std::min(threads, kMostThreads / blocks);
@@ -71,6 +80,7 @@ void RunGrid(unsigned blocks, unsigned threads, const std::function<void()>& ker
     this_thread = {{number % threads}, {block}, {threads}, {blocks}, &shared[block]};
     try {
       kernel();
+      AcquireWhatItRead();
     } catch (const DeviceFailed&) {
       shared[block].Abandon();
     }
@@ -93,6 +103,16 @@ void Polls() {
   const unsigned polls = ++this_thread.polls;
   if (polls < 16 || polls % 128 == 0) std::this_thread::yield();
   if (polls % 4096 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+void Polls(const void* address) {
+  // A loop reads the words of a few ranks in turn.
+  constexpr ptrdiff_t kLast = 8;
+  auto& read = this_thread.read;
+  const auto* const word = static_cast<const uint32_t*>(address);
+  const auto last = read.end() - std::min<ptrdiff_t>(kLast, read.end() - read.begin());
+  if (std::find(last, read.end(), word) == read.end()) read.push_back(word);
+  Polls();
 }
 
 void Fault() {

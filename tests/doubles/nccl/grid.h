@@ -11,7 +11,9 @@
 #ifndef JAXCOMM_TESTS_DOUBLES_NCCL_GRID_H_
 #define JAXCOMM_TESTS_DOUBLES_NCCL_GRID_H_
 
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace jaxcomm::fake {
 
@@ -31,6 +33,10 @@ struct DeviceThread {
   Index thread, block, threads, blocks;
   Block* shared = nullptr;
   unsigned polls = 0;
+  // What it has read relaxed. The end of a kernel orders it before the next kernel of
+  // the stream. So a thread acquires it when it ends, and not before: a kernel that
+  // itself needs an acquire has a race without one.
+  std::vector<const uint32_t*> read = {};
 };
 
 extern thread_local DeviceThread this_thread;
@@ -40,6 +46,8 @@ bool WaitForBlock(bool value);
 
 // Says that the thread reads what others write, perhaps in a loop, and lets them run.
 void Polls();
+// The same, of what it reads relaxed.
+void Polls(const void* address);
 
 // Fails all devices, as a kernel does that reads a misaligned address.
 [[noreturn]] void Fault();
