@@ -1,7 +1,5 @@
-// Small sums by this package's own kernels: their order, what ends them, and what they
-// hold.
+// Small sums by this package's own kernels: what ends them, and what they hold.
 #include <cmath>
-#include <random>
 
 #include "ffi/backends/nccl/engines/one_shot.h"
 #include "tests/ffi/nccl_ranks.h"
@@ -10,69 +8,6 @@ namespace jaxcomm::testing {
 namespace {
 
 const Status kClosed(ErrorCode::kCancelled, "closed");
-
-// Ranks may be one sum apart: nothing of the next is taken for this one, nor
-// overwritten. Split-phase sums are sums too.
-TEST(sums_in_a_row_keep_apart) {
-  constexpr int kSize = 3, kSums = 1000;
-  auto communicator = MakeOneShot(kSize);
-  const auto large = SumSite(40), small = SumSite(1);
-  std::atomic<int> wrong{0};
-  ForRanks(kSize, [&](int rank) {
-    Part many(rank, large.get()), one(rank, small.get());
-    std::mt19937 random(static_cast<unsigned>(rank));
-    for (int sum = 0; sum < kSums; ++sum) {
-      Part& chosen = sum % 3 == 0 ? many : one;
-      chosen.operand.assign(chosen.operand.size(), static_cast<float>(sum + rank));
-      if (sum % 5 == 0) {
-        wrong += chosen.Start(*communicator, sum).failure();
-        wrong += chosen.Done(*communicator, sum).failure();
-      } else {
-        wrong += chosen.Enqueue(*communicator, sum).failure();
-      }
-      if (random() % 7 == 0) std::this_thread::yield();
-      chosen.on.Synchronize();
-      for (float value : chosen.result) {
-        wrong += value != static_cast<float>(kSize * sum + kSize);
-      }
-    }
-  });
-  CHECK_EQ(wrong.load(), 0);
-  CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, kSums);
-}
-
-// The third would write where the first, which is late, is yet to be read.
-TEST(sums_on_several_streams_keep_their_order) {
-  auto communicator = MakeOneShot();
-  const auto site = SumSite(2);
-  Part late(0, site.get()), free(0, site.get()), last(0, site.get());
-  Part peers[] = {{1, site.get()}, {1, site.get()}, {1, site.get()}};
-  Part* const own[] = {&late, &free, &last};
-  Gate gate;
-  gate.Hold(late.on.stream);
-  for (int sum = 0; sum < 3; ++sum) {
-    own[sum]->operand = {static_cast<float>(sum), 10};
-    peers[sum].operand = {static_cast<float>(sum), 20};
-    CHECK_OK(own[sum]->Enqueue(*communicator, sum));
-  }
-  {
-    OnDevice peer(1);
-    for (int sum = 0; sum < 3; ++sum) {
-      CHECK_OK(communicator->Enqueue(peers[sum].CallOf(sum), peer.stream));
-    }
-    LetOthersRun();
-    CHECK_EQ(free.result[0], -1.0f);
-    gate.Open();
-    peer.Synchronize();
-  }
-  for (int sum = 0; sum < 3; ++sum) {
-    own[sum]->on.Synchronize();
-    for (const Part* part : {own[sum], &peers[sum]}) {
-      CHECK_EQ(part->result[0], static_cast<float>(2 * sum));
-      CHECK_EQ(part->result[1], 30.0f);
-    }
-  }
-}
 
 std::atomic<bool> tells{true};
 

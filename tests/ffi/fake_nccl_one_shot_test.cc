@@ -350,54 +350,6 @@ TEST(all_kinds_are_right_between_lines_and_staged) {
   TestKinds(8, {most / 28 * 4 + 4}, 1);
 }
 
-// A rank stages the next while another still takes this one.
-TEST(what_is_staged_in_a_row_keeps_apart) {
-  constexpr int kRuns = 40;
-  auto communicator = MakeOneShot(2);
-  const int64_t words = kMostLineBytes / 4 + 4;
-  const auto site = FloatSite("permute", {1, 0}, words);
-  std::atomic<int> wrong{0};
-  ForRanks(2, [&](int rank) {
-    OnDevice on(rank);
-    std::vector<std::vector<float>> operands, results;
-    for (int run = 0; run < kRuns; ++run) {
-      operands.emplace_back(words, static_cast<float>(2 * run + rank));
-      results.emplace_back(words, -1);
-    }
-    for (int run = 0; run < kRuns; ++run) {
-      const void* from[] = {operands[run].data()};
-      void* to[] = {results[run].data()};
-      const Call call{site.get(), run + 1, 1, 1, rank, from, to, nullptr};
-      wrong += communicator->Enqueue(call, on.stream).failure();
-    }
-    on.Synchronize();
-    for (int run = 0; run < kRuns; ++run) {
-      const auto value = static_cast<float>(2 * run + 1 - rank);
-      wrong += static_cast<int>(
-          words - std::count(results[run].begin(), results[run].end(), value));
-    }
-  });
-  CHECK_EQ(wrong.load(), 0);
-}
-
-// As by lines: they wait for each other, and no result leaves as numbers.
-TEST_ALONE(ranks_that_stage_different_calls_get_no_numbers, EXIT_SUCCESS) {
-  const int64_t words = LeastStaged(2);
-  const auto sum = SumSite(words), longer = SumSite(words + 4);
-  const auto hop = FloatSite("permute", {1, 0}, words);
-  for (CallSite* other : {longer.get(), hop.get()}) {
-    auto communicator = MakeOneShot(2, kExpires);
-    ForRanks(2, [&](int rank) {
-      Part part(rank, rank == 0 ? sum.get() : other);
-      CHECK_OK(part.Enqueue(*communicator));
-      part.on.Synchronize();
-      for (float value : part.result) {
-        if (!std::isnan(value)) return CHECK_EQ(value, NAN);
-      }
-    });
-  }
-}
-
 TEST(hops_in_which_a_rank_has_no_part_are_left_to_nccl) {
   auto communicator = MakeOneShot(3);
   for (const std::vector<int64_t>& sources :

@@ -32,14 +32,12 @@ class Engine {
     return rank.split_phase.Done(call, stream);
   }
 
-  // Lets kernels of ours go that wait for other ranks, without results. Requires that
-  // the results are poisoned.
-  virtual void Stop() {}
   // Ends all waits on the host, and refuses every call from now on.
   virtual void Refuse(const Status&) {}
   // Returns the error that the library reports in the background.
   virtual Status AsyncError(LocalRank&) { return OkStatus(); }
-  // Has the library leave what a rank's device is at. It may wait for the device.
+  // Ends what a rank's device is at, without results. It may wait for the device.
+  // Requires that all processes have poisoned theirs.
   virtual void Abort(LocalRank&) {}
 };
 

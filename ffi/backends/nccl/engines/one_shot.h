@@ -53,7 +53,9 @@ class OneShot {
   ErrorOr<InFlight::Told> Launch(const std::vector<OneShotWork>& works,
                                  const Call& call, size_t member, cuda::Stream stream);
 
-  // Lets kernels leave that wait for other ranks, without a result, from now on.
+  // Lets kernels leave that wait for other ranks, without a result, from now on. Those
+  // behind them send all the same, over what a late rank may still read. So it requires
+  // that nobody takes a result of this group for one any more.
   void Stop();
 
   int64_t device_bytes() const { return inboxes_->device_bytes(); }

@@ -18,7 +18,7 @@ class OneShotEngine final : public Engine {
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
-  void Stop() override { kernels_->Stop(); }
+  void Abort(LocalRank&) override { kernels_->Stop(); }
 
   OneShot& kernels() { return *kernels_; }
 

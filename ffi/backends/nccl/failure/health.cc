@@ -109,11 +109,7 @@ bool Health::Refuse(State state, const Status& reason, bool names_a_call) {
 bool Health::SetFailed(const Status& reason, bool names_a_call) {
   // Before any abort, here or elsewhere; also where another thread is about to.
   if (poison_ != nullptr) poison_->Set();
-  if (!Refuse(State::kFailed, reason, names_a_call)) return false;
-  if (poison_ == nullptr) return true;
-  // NCCL's abort ends the operations of all that share resources, but not our kernels.
-  for (Engine* engine : engines_) engine->Stop();
-  return true;
+  return Refuse(State::kFailed, reason, names_a_call);
 }
 
 void Health::RefuseInEngines() {

@@ -46,7 +46,8 @@ class WorldHealth {
     any_gone_.store(true, std::memory_order_release);
   }
 
-  // An abort makes a kernel tell its peers of steps whose bytes were never written. So
+  // An abort makes a kernel of NCCL tell its peers of steps whose bytes were never
+  // written, and one of ours leaves to another that overwrites what they read. So
   // poisoned operations are aborted only once every other process of the world has
   // poisoned its own, has closed them, or has ended: then the world is settled.
   void Settle() {
