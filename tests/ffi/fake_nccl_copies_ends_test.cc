@@ -53,6 +53,28 @@ TEST(who_fails_to_begin_waits_for_what_is_on_its_way) {
   CHECK_TRUE(two.first.Done(*communicator).failure());
 }
 
+// A call that fails ends its program, whichever call it is and whatever that has begun:
+// copies, or what NCCL does on a stream of its own.
+TEST(a_program_that_fails_waits_for_all_that_it_has_begun) {
+  const auto large = Swap(), small = FloatSite("permute", {1, 0}, 1);
+  for (CallSite* site : {large.get(), small.get()}) {
+    for (const bool is_another : {false, true}) {
+      const auto communicator = MakeCopying(), another = Make();
+      Two two(site);
+      const Part never(1, small.get());
+      Gate gate;
+      gate.Hold(two.first.on.stream);
+      two.Start(*communicator);
+      // It has begun nothing that gives these results.
+      CHECK_FAILS((is_another ? another : communicator)
+                      ->EnqueueDone(never.CallOf(), two.second.on.stream),
+                  "no collective was begun");
+      CheckNothingArrives(two.first, two.second, gate);
+      (void)two.first.Done(*communicator);
+    }
+  }
+}
+
 TEST(nothing_is_sent_to_a_rank_that_went_on) {
   auto communicator = MakeCopying();
   const auto site = Swap();

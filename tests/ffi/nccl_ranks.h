@@ -153,7 +153,7 @@ struct Part {
   // The stream may still be at the buffers, also of a call that has failed.
   ~Part() { on.Synchronize(); }
 
-  Call CallOf(int64_t run = 1) {
+  Call CallOf(int64_t run = 1) const {
     return Call{site, run, 1, 1, device, operands.data(), results.data(), nullptr};
   }
   Status Enqueue(Communicator& communicator, int64_t run = 1) {

@@ -118,13 +118,6 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   return rank;
 }
 
-Status NcclCommunicator::Told(const Call& call, const LocalRank& rank,
-                              const Status& status) {
-  const bool is_of_library = status.errc() == ErrorCode::kInternal ||
-                             status.errc() == ErrorCode::kResourceExhausted;
-  return is_of_library ? parts_.health.FailCall(call, rank.facts, status) : status;
-}
-
 Status NcclCommunicator::Compare(const Call& call, LocalRank& rank) {
   return check_ == nullptr ? OkStatus() : check_->Compare(call, rank);
 }
@@ -135,20 +128,40 @@ Status NcclCommunicator::EnqueueOf(const Call& call, LocalRank& rank,
   return engines_.Enqueue(call, rank, stream);
 }
 
+Status NcclCommunicator::StartOf(const Call& call, LocalRank& rank,
+                                 cuda::Stream stream) {
+  RETURN_IF_ERROR(Compare(call, rank));
+  return FailIfOfLibrary(call, rank, engines_.Start(call, rank, stream));
+}
+
+Status NcclCommunicator::FailIfOfLibrary(const Call& call, const LocalRank& rank,
+                                         const Status& status) {
+  const bool is_of_library = status.errc() == ErrorCode::kInternal ||
+                             status.errc() == ErrorCode::kResourceExhausted;
+  return is_of_library ? parts_.health.FailCall(call, rank.facts, status) : status;
+}
+
+Status NcclCommunicator::EndRunIfFailed(const Call& call, LocalRank& rank,
+                                        cuda::Stream stream, Status status) {
+  if (status.failure() && !DevicesAreStopped()) rank.runs.End(call, stream);
+  return status;
+}
+
 Status NcclCommunicator::Enqueue(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  return EnqueueOf(call, *rank, stream);
+  return EndRunIfFailed(call, *rank, stream, EnqueueOf(call, *rank, stream));
 }
 
 Status NcclCommunicator::EnqueueStart(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  RETURN_IF_ERROR(Compare(call, *rank));
-  return Told(call, *rank, engines_.Start(call, *rank, stream));
+  return EndRunIfFailed(call, *rank, stream, StartOf(call, *rank, stream));
 }
 
 Status NcclCommunicator::EnqueueDone(const Call& call, void* stream) {
   ASSIGN_OR_RETURN(LocalRank* const rank, FindRank(call, stream));
-  return Told(call, *rank, engines_.Done(call, *rank, stream));
+  return EndRunIfFailed(
+      call, *rank, stream,
+      FailIfOfLibrary(call, *rank, engines_.Done(call, *rank, stream)));
 }
 
 void NcclCommunicator::Abort(const Status& reason) { parts_.health.Close(reason); }

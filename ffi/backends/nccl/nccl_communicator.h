@@ -84,8 +84,12 @@ class NcclCommunicator final : public Communicator,
   ErrorOr<LocalRank*> FindRank(const Call& call, cuda::Stream stream);
   Status EnqueueOf(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status Compare(const Call& call, LocalRank& rank);
+  Status StartOf(const Call& call, LocalRank& rank, cuda::Stream stream);
   // Fails the communicator with an error of a library, for which others would wait.
-  Status Told(const Call& call, const LocalRank& rank, const Status& status);
+  Status FailIfOfLibrary(const Call& call, const LocalRank& rank, const Status& status);
+  // Has `stream` wait for what a run has started whose program fails with this call.
+  static Status EndRunIfFailed(const Call& call, LocalRank& rank, cuda::Stream stream,
+                               Status status);
   // See patience.h.
   Status RunPatiently(const char* what, std::function<Status()> call);
 

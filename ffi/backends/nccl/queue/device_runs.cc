@@ -21,13 +21,15 @@ void DeviceRuns::Remove(const void* owner) {
   owners_.erase(owner);
 }
 
-Status DeviceRuns::BeginRun(const Call& call, cuda::Stream stream) {
+Status DeviceRuns::EndEarlierRuns(const Call& call, cuda::Stream stream) {
   MutexLock lock(mutex_);
   last_run_ = call.run_id;
+  Status first = OkStatus();
   for (const auto& [owner, end_earlier] : owners_) {
-    RETURN_IF_ERROR(end_earlier(call, stream));
+    Status status = end_earlier(call, stream);
+    if (first.success()) first = std::move(status);
   }
-  return OkStatus();
+  return first;
 }
 
 }  // namespace jaxcomm

@@ -1,8 +1,9 @@
 // Runs of programs on one device, as all communicators of the process see them.
 //
 // A program may fail between the start and the end of a split-phase collective. XLA
-// then gives the memory of its results to a later run, while NCCL or a copy still is to
-// write there: the later run has to be behind that.
+// then gives the memory of its results away, while NCCL or a copy still is to write
+// there: whoever gets it has to be behind that. If one of our calls failed, XLA's
+// stream waits at once. If something else did, a later run does.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_DEVICE_RUNS_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_DEVICE_RUNS_H_
 
@@ -35,11 +36,20 @@ class DeviceRuns {
   Status Begin(const Call& call, cuda::Stream stream) {
     // A stream that is being captured may not wait for an event of another.
     const bool is_first = !call.may_be_captured && last_run_.load() != call.run_id;
-    return is_first ? BeginRun(call, stream) : OkStatus();
+    return is_first ? EndEarlierRuns(call, stream) : OkStatus();
+  }
+
+  // To be called where a call fails, and with it its run.
+  void End(const Call& call, cuda::Stream stream) {
+    Call later = call;
+    later.run_id = kNoRun;
+    if (!call.may_be_captured) (void)EndEarlierRuns(later, stream);
   }
 
  private:
-  Status BeginRun(const Call& call, cuda::Stream stream);
+  static constexpr int64_t kNoRun = -1;
+
+  Status EndEarlierRuns(const Call& call, cuda::Stream stream);
 
   std::atomic<int64_t> last_run_{0};
   Mutex mutex_;
