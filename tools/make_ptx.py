@@ -28,6 +28,7 @@ HEADERS = tuple(
         "one_shot_device.h",
         "ragged.h",
         "ragged_device.h",
+        "word_sums.h",
     )
 )
 OUTPUT = f"{FOLDER}/kernels_ptx.inc"

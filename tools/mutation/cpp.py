@@ -30,7 +30,7 @@ NEAREST = {
     "ffi/": (_CORE, f"{_EVERY} test_errors_at_run_time.py"),
     "ffi/python/": ("core_test", "communicator diagnostics"),
     "ffi/flight/": ("flight.*|core_test", _RECORDS),
-    "ffi/os/": ("os_test|refused_threads_test|crossing.*|flight.*", _PROCESSES),
+    "ffi/os/": ("os_test|.*threads_test|crossing.*|flight.*", _PROCESSES),
     "ffi/planners/": (
         "plan_test|local_test",
         f"{_EVERY} collectives/test_ragged_all_to_all.py",
