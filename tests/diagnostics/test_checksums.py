@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -39,11 +38,10 @@ def run(folder, backend="host", devices=4, wrong=(-1, -1), processes=1):
         env["JAXCOMM_NCCL_LIBRARY"] = STAND_IN
     command = [sys.executable, str(PROGRAM)]
     if processes > 1:
-        command = [sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{processes}"]
+        command = [sys.executable, *forked.LAUNCH, f"-n{processes}"]
         command += [f"--devices-per-process={devices // processes}", str(PROGRAM)]
     command += [str(folder), backend, str(devices), *map(str, wrong)]
-    start = forked.run if processes == 1 else subprocess.run
-    done = start(command, env=env, capture_output=True, text=True)
+    done = forked.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 

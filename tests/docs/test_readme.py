@@ -87,7 +87,7 @@ def test_the_launcher_reports_what_the_readme_says(tmp_path):
         "print(jax.jit(jax.shard_map(lambda x: call(x, 'i'), in_specs=jax.P('i'),"
         " out_specs=jax.P(), mesh=mesh))(x))\n"
     )
-    process = start(["-m", "jaxcomm.launch", "-n", "2", "train.py"], cwd=tmp_path)
+    process = start([*forked.LAUNCH, "-n", "2", "train.py"], cwd=tmp_path)
     _, err = waiting.ended(process)
     (shown,) = re.findall(r"^jaxcomm.launch: .*$", PAGES[0].read_text(), re.M)
     # Of two that differ the later is named, here either.

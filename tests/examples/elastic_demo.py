@@ -1,4 +1,4 @@
-"""The demo, some of whose processes are killed at moments that ``KILLS`` says.
+"""The demo. Some of its processes are killed at moments that a variable says.
 
 Each moment is "process phase time call": when a process is in a phase (a function of
 Training, or jaxcomm.shrink) for the n-th time, it is killed at the call-th function of
@@ -92,7 +92,7 @@ def be_impatient():
     threading.Thread(target=end_waits, daemon=True).start()
 
 
-for kill in filter(None, os.environ["KILLS"].split(",")):
+for kill in filter(None, os.environ["JAXCOMM_TEST_KILLS"].split(",")):
     process, phase, time, call = kill.split()
     if process == ME:
         owner = jaxcomm if phase == "shrink" else Training

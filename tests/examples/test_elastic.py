@@ -6,6 +6,7 @@ import pathlib
 import random
 import re
 
+import forked
 import jax
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ STEPS = 9
 def run(folder, kills, processes, context):
     """Returns the losses, and the points (steps, data) it went on from."""
     process = folder.start(
-        *("-m", "jaxcomm.launch", f"-n{processes}"),
+        *(*forked.LAUNCH, f"-n{processes}"),
         *(f"--devices-per-process={context}", "--elastic", "--min-processes=2"),
         *(str(PROGRAM), *SMALL, "--elastic", f"--context={context}"),
         *(f"--steps={STEPS}", "--checkpoint_every=3", "--output=elastic"),
-        KILLS=",".join(kills),
+        JAXCOMM_TEST_KILLS=",".join(kills),
     )
     out, err = folder.ended(process)
     assert process.returncode == 0, f"{kills}\n{out}\n{err}"

@@ -5,6 +5,7 @@ import pathlib
 import re
 import signal
 
+import forked
 import pytest
 import waiting
 
@@ -19,7 +20,7 @@ PROGRAM = pathlib.Path(__file__).with_name("dying_demo.py")
 
 def test_killed_processes_change_nothing(folder):
     process = folder.start(
-        *("-m", "jaxcomm.launch", "-n2", "--max-restarts=10", "--grace=0.3"),
+        *(*forked.LAUNCH, "-n2", "--max-restarts=10", "--grace=0.3"),
         *(str(PROGRAM), *SMALL, "--steps=9", "--checkpoint_every=3"),
         *("--data=2", "--context=1", "--output=disturbed"),
     )
@@ -47,7 +48,7 @@ def test_killed_processes_change_nothing(folder):
 def test_ctrl_c_ends_all_after_the_same_step(folder):
     process = folder.start(
         # For saving a checkpoint.
-        *("-m", "jaxcomm.launch", "-n2", f"--grace={waiting.HANG_SECONDS:g}"),
+        *(*forked.LAUNCH, "-n2", f"--grace={waiting.HANG_SECONDS:g}"),
         *("-m", "language_model", *SMALL, "--steps=1000000", "--output=stopped"),
     )
     assert any("step 1/" in line for line in process.stdout)

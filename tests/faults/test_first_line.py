@@ -8,9 +8,9 @@ import os
 import pathlib
 import random
 import re
-import subprocess
 import sys
 
+import forked
 import guilty
 import pytest
 import team
@@ -41,9 +41,9 @@ SAID = {
 
 def blames(fault, who, folder):
     seconds = waiting.HANG_SECONDS if fault == "slow" else SECONDS
-    done = subprocess.run(
+    done = forked.run(
         [
-            *(sys.executable, "-m", "jaxcomm.launch", f"-n{PROCESSES}", "--grace=2"),
+            *(sys.executable, *forked.LAUNCH, f"-n{PROCESSES}", "--grace=2"),
             *(guilty.__file__, fault, str(who)),
         ],
         env=team.environment()

@@ -2,9 +2,11 @@
 
 import inspect
 import selectors
+import subprocess
 import tempfile
 import textwrap
 
+import forked
 import pytest
 import waiting
 
@@ -73,12 +75,15 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def launch(program, capfd):
+def launch(program, capfd, monkeypatch):
     def start(text, *arguments, processes=2, **given):
         asked = options.Options(
             processes=processes, script=program(text), arguments=arguments, **given
         )
-        status = run.run(asked)
+        with monkeypatch.context() as patch:
+            if "import jax" in text:
+                patch.setattr(subprocess, "Popen", forked.Popen)
+            status = run.run(asked)
         return status, *capfd.readouterr()
 
     return start
@@ -140,8 +145,8 @@ def secret(tmp_path):
 
 @pytest.fixture
 def started(piped):
-    def start(*arguments, **options):
-        return piped(["-m", "jaxcomm.launch", *arguments], **options)
+    def start(*arguments, words=("-m", "jaxcomm.launch"), **options):
+        return piped([*words, *arguments], **options)
 
     return start
 

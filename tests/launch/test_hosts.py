@@ -4,6 +4,7 @@ import os
 import re
 import signal
 
+import forked
 import ports
 import pytest
 import waiting
@@ -58,7 +59,8 @@ def hosts(stand_in_path, program, notes, started, secret):
     options += [f"--secret={secret}", f"--coordinator=127.0.0.1:{ports.free(2)}"]
     script = program(PROGRAM)
     both = [
-        started(*options, f"--host={host}", script, env=variables) for host in range(2)
+        started(*options, f"--host={host}", script, words=forked.LAUNCH, env=variables)
+        for host in range(2)
     ]
     for i in range(4):
         waiting.until(lambda i=i: (notes / f"pid-{i}").exists(), process=both[0])

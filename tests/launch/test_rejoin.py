@@ -2,9 +2,9 @@
 
 import pathlib
 import re
-import subprocess
 import sys
 
+import forked
 import pytest
 import team
 import waiting
@@ -23,13 +23,13 @@ def expected():
 
 def run(*moments, rejoin=9):
     """Return status, last start of each process by what it printed, and all lines."""
-    done = subprocess.run(
+    done = forked.run(
         [
-            *(sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{PROCESSES}"),
+            *(sys.executable, *forked.LAUNCH, f"-n{PROCESSES}"),
             *("--elastic", f"--rejoin={rejoin}", "--grace=2", "--no-prefix"),
             *(str(PROGRAM), *moments),
         ],
-        env=team.environment() | {"PYTHONPATH": str(PROGRAM.parents[1] / "support")},
+        env=team.environment(),
         capture_output=True,
         text=True,
         timeout=2 * waiting.HANG_SECONDS,

@@ -21,7 +21,7 @@ from stress import worker
 def test_operations_between_processes_are_right(devices, number, calls):
     done = forked.run(
         [
-            *(sys.executable, "-m", "jaxcomm.launch", "-n2", "--no-prefix"),
+            *(sys.executable, *forked.LAUNCH, "-n2", "--no-prefix"),
             *(f"--devices-per-process={devices}", "-m", "stress.worker"),
             *(f"--operations={calls}", f"--programs={number}", f"--seed={devices}"),
         ],

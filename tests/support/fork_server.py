@@ -1,11 +1,15 @@
 """A Python that has imported jax, and forks for each process that a test starts.
 
-``fork_server.py CHANNEL``: the number of a socket on which :mod:`forked` asks. It has
-no other thread, no device and no jaxcomm. So what is forked from it can have them all.
+:mod:`forked` starts it, and asks on a socket. It has no other thread, no device and no
+jaxcomm. So what is forked from it can have them all. There jax counts as imported once
+the program imports it, and reads its variables then.
 """
 
 import fcntl
 import gc
+import importlib.abc
+import importlib.machinery
+import io
 import json
 import os
 import runpy
@@ -16,12 +20,55 @@ import types
 
 import jax
 
-# What jaxcomm imports beside jax. Not jaxcomm: where it was forked, it refuses to work.
+# What jaxcomm imports beside jax. Not jaxcomm: it reads variables as it is imported.
 import jax.experimental.pallas
 
 _MOST_DESCRIPTORS = 16
 # Above all numbers that a test asks for.
 _OUT_OF_THE_WAY = 500
+
+
+class _Hidden(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds jax, which was imported before, when the program imports it."""
+
+    def __init__(self):
+        self._modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name.partition(".")[0] == "jax"
+        }
+        self._spec = jax.__spec__
+
+    def hide(self):
+        for name in self._modules:
+            del sys.modules[name]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "jax":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return self._modules["jax"]
+
+    def exec_module(self, module):
+        sys.meta_path.remove(self)
+        module.__spec__ = self._spec
+        sys.modules.update(self._modules)
+        for name, text in os.environ.items():
+            _settle(module.config, name.lower(), text)
+
+
+def _settle(config, name, text):
+    """Have an option that jax would have read from its variable."""
+    if name.startswith("jax_") and hasattr(config, name):
+        default = getattr(config, name)
+        if isinstance(default, bool):
+            config.update(name, text.lower() in ("1", "true", "yes", "on", "y", "t"))
+        else:
+            kind = type(default) if isinstance(default, int | float) else str
+            config.update(name, kind(text))
 
 
 def _fork_orphan() -> tuple[int, int]:
@@ -50,7 +97,7 @@ def _fork_orphan() -> tuple[int, int]:
 
 
 def _become(request, descriptors, waits) -> None:
-    """Take the descriptors, variables, configuration and folder asked for."""
+    """Take the descriptors, variables, session and folder asked for."""
     os.read(waits, 1)
     os.close(waits)
     numbers = request["descriptors"]
@@ -62,11 +109,22 @@ def _become(request, descriptors, waits) -> None:
         os.close(each)
     os.environ.clear()
     os.environ.update(request["environment"])
-    for name, value in request["config"].items():
-        jax.config.update(name, value)
+    if request["session"]:
+        os.setsid()
+    if request["unbuffered"]:
+        sys.stdout, sys.stderr = map(_unbuffered, (sys.stdout, sys.stderr))
     if request["cwd"] is not None:
         os.chdir(request["cwd"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _unbuffered(stream):
+    return io.TextIOWrapper(
+        io.FileIO(stream.fileno(), "w", closefd=False),
+        stream.encoding,
+        stream.errors,
+        write_through=True,
+    )
 
 
 def _run(kind, what, arguments) -> None:
@@ -108,12 +166,19 @@ def serve(channel) -> dict | None:
         channel.send(str(pid).encode())
 
 
-if __name__ == "__main__":
+def main(channel) -> None:
+    """Serve; in a new process do what was asked for, and end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: a fork would lose some"
     gc.collect()
     gc.freeze()
-    asked = serve(socket.socket(fileno=int(sys.argv[1])))
+    asked = serve(channel)
     if asked is not None:
         _run(asked["kind"], asked["what"], asked["arguments"])
+
+
+def begin(number) -> None:
+    """Serve on the socket of a number."""
+    _Hidden().hide()
+    main(socket.socket(fileno=number))

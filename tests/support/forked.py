@@ -4,56 +4,53 @@ That import is most of what such a process costs. So it is forked from one that 
 imported jax: see fork_server.py. It is a child of this process, as any other. If it
 cannot be had by forking, an ordinary process is started. Tests of the start, of the
 import and of the end start ordinary processes.
+
+``LAUNCH`` in place of ``-m jaxcomm.launch``: what the launcher starts is forked, too.
 """
 
 import atexit
 import ctypes
+import functools
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 import threading
 
-_SERVER = pathlib.Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
+LAUNCH = ("-m", "forked_launch")
+_Ordinary = subprocess.Popen
 
-# Read when jax is imported, and settled in its configuration until it has devices.
-_CONFIG = {
-    "JAX_ENABLE_RECOVERABILITY": lambda text: bool(int(text)),
-    "JAX_ENABLE_PREEMPTION_SERVICE": lambda text: bool(int(text)),
-    "JAX_PLATFORMS": str,
-    "JAX_NUM_CPU_DEVICES": int,
-    "JAX_COMPILATION_CACHE_DIR": str,
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
-}
-# Read later: by jaxcomm, by the stand-in for NCCL, by XLA when it first compiles.
-_READ_LATER = ("JAXCOMM_", "NCCL_", "XLA_FLAGS", "QUICK_XLA_FLAGS", "TMPDIR", "PYTEST_")
-# Options of ``subprocess.Popen`` beyond descriptors, variables and folder.
-_NO_MORE = (True, None, None, None, -1, False, -1)
+# Read later: by jax, which counts as imported once the program imports it, by jaxcomm,
+# by the stand-in for NCCL, by XLA when it first compiles.
+_READ_LATER = "JAX_", "JAXCOMM_", "NCCL_", "XLA_FLAGS", "QUICK_XLA_FLAGS", "TMPDIR"
+_READ_LATER += ("PYTEST_",)
+# Options of Python that a variable gives the server, too.
+_SAID_BY = {"-B": "PYTHONDONTWRITEBYTECODE", "-P": "PYTHONSAFEPATH"}
+# Options of ``subprocess.Popen`` beyond descriptors, variables, folder and session.
+_NO_MORE = (True, None, None, None, -1, -1)
 
 
 class _Server:
-    """The process that forks, and what it was started with."""
+    """The process that forks, and what it was started with.
 
-    def __init__(self, options):
+    Args:
+      start: gets our end of a channel, that of the process, and its variables. Returns
+        what waits for its end.
+    """
+
+    def __init__(self, start):
         self.environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("JAX_", *_READ_LATER))
+            if not name.startswith(_READ_LATER)
         }
         self._lock = threading.Lock()
         self._prctl = ctypes.CDLL(None).prctl
         self._channel, other = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with other:
-            self._popen = subprocess.Popen(
-                [sys.executable, *options, _SERVER, str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(other.fileno(),),
-                # A thread of OpenBLAS would not survive a fork.
-                env=self.environment | {"OPENBLAS_NUM_THREADS": "1"},
-            )
+            self._wait = start(self._channel, other, self.environment)
         atexit.register(self.stop)
 
     def fork(self, request, descriptors):
@@ -67,16 +64,33 @@ class _Server:
                 answer = self._channel.recv(100)
             finally:
                 self._prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        assert answer, f"the fork server ended: {self._popen.poll()}"
+        assert answer, f"the fork server ended: {self._wait()}"
         return int(answer)
 
     def stop(self):
         self._channel.close()
-        self._popen.wait()
+        self._wait()
+
+
+def _start(options, ours, channel, environment):
+    serve = f"import fork_server; fork_server.begin({channel.fileno()})"
+    process = _Ordinary(
+        [sys.executable, *options, "-c", serve],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(channel.fileno(),),
+        # A thread of OpenBLAS would not survive a fork.
+        env=environment | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    return process.wait
 
 
 # By the options of Python.
 _servers: dict[tuple[str, ...], _Server] = {}
+
+
+def serve_from(start):
+    """Have what this process starts be forked by one that was forked from itself."""
+    _servers[()] = _Server(start)
 
 
 def _request(args, cwd, environment):
@@ -89,10 +103,16 @@ def _request(args, cwd, environment):
     options = ()
     if words[:2] == ["-W", "error"]:
         options, words = ("-W", "error"), words[2:]
+    while environment.get(_SAID_BY.get(words[0], "")):
+        words.pop(0)
+    if is_unbuffered := words[0] == "-u":
+        words.pop(0)
     kind = words.pop(0) if words[0] in ("-c", "-m") else "script"
     if words[0].startswith("-"):
         return None
-    server = _servers.get(options) or _servers.setdefault(options, _Server(options))
+    server = _servers.get(options) or _servers.setdefault(
+        options, _Server(functools.partial(_start, options))
+    )
     changed = {
         name
         for name in environment.keys() | server.environment.keys()
@@ -100,7 +120,7 @@ def _request(args, cwd, environment):
         and not name.startswith(_READ_LATER)
         and not name.lower().endswith("_proxy")
     }
-    if not changed <= _CONFIG.keys():
+    if changed:
         return None
     return server, {
         "kind": kind,
@@ -108,7 +128,7 @@ def _request(args, cwd, environment):
         "arguments": words[1:],
         "cwd": None if cwd is None else os.fspath(cwd),
         "environment": dict(environment),
-        "config": {name.lower(): _CONFIG[name](environment[name]) for name in changed},
+        "unbuffered": is_unbuffered,
     }
 
 
@@ -120,7 +140,8 @@ class Popen(subprocess.Popen):
     ):
         _, _, shell, *pipes = rest[:9]
         found = None
-        if not (executable or preexec_fn or shell) and rest[9:] == _NO_MORE:
+        *others, starts_session, group = rest[9:]
+        if not (executable or preexec_fn or shell) and (*others, group) == _NO_MORE:
             found = _request(args, cwd, os.environ if env is None else env)
         if found is None:
             super()._execute_child(  # pyright: ignore[reportAttributeAccessIssue]
@@ -129,6 +150,7 @@ class Popen(subprocess.Popen):
             return
         server, request = found
         request["descriptors"] = [0, 1, 2, *pass_fds]
+        request["session"] = starts_session
         theirs = pipes[0], pipes[3], pipes[5]
         given = [i if each == -1 else each for i, each in enumerate(theirs)]
         try:

@@ -4,8 +4,10 @@ import pathlib
 import subprocess
 import sys
 
+import forked
 import waiting
 
+ORDINARY = "-P", "-m", "jaxcomm.launch"
 HERE = pathlib.Path(__file__).parent
 # A process that does not come to make communicators is lost after this, too.
 MEET_SECONDS = 5 * waiting.EXPIRES_SECONDS
@@ -25,13 +27,14 @@ def processes(case, count):
 
 def check(case, processes, folder, variables, size=1 << 10):
     """Run a case, print what it says; fail if a survivor did not go on as it should."""
-    command = [sys.executable, "-P", "-m", "jaxcomm.launch", f"-n{processes}"]
+    launch = forked.LAUNCH if variables["JAX_PLATFORMS"] == "cpu" else ORDINARY
+    command = [sys.executable, *launch, f"-n{processes}"]
     command += ["--elastic", "--platform", variables["JAX_PLATFORMS"]]
     command += ["--timeout", str(waiting.HANG_SECONDS)]
     own = {"PYTHONPATH": f"{HERE}:{variables.get('PYTHONPATH', '')}"}
     if "-in-" in case:
         own["JAXCOMM_TIMEOUT"] = str(MEET_SECONDS)
-    job = subprocess.Popen(
+    job = forked.Popen(
         [*command, str(HERE / "survival_job.py"), case, str(folder), str(size)],
         env=variables | own,
         stdout=subprocess.PIPE,
