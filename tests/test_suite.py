@@ -136,43 +136,49 @@ def test_a_parser_that_leaks_is_seen(parser, said):
 
 # Run by a process that Python starts, and by one that is forked.
 TELL = """
-import atexit, json, os, signal, sys, threading, jax
+import atexit, json, os, signal, sys, threading
+begins = "jax" in sys.modules, sys.stdout.write_through, sys.flags.safe_path
+os.environ["JAX_ENABLE_X64"] = "1"
+import jax
 atexit.register(print, "the end", flush=True)
 # Less the one that reads this folder.
 descriptors = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]
 handled = signal.SIGINT, signal.SIGPIPE, signal.SIGTERM
 print(json.dumps([
     sys.argv, __name__, os.getcwd(), dict(os.environ), sys.path, os.getppid(),
-    os.getpgrp(), os.getsid(0), descriptors, threading.active_count(),
+    [os.getpgrp() == os.getpid(), os.getsid(0) == os.getpid()], descriptors,
+    threading.active_count(), begins, str(jax.numpy.zeros(1).dtype),
     [str(signal.getsignal(number)) for number in handled],
     sorted(m for m in sys.modules if m.startswith("jaxcomm")), len(jax.devices()),
 ]), flush=True)
+print("fork_" "server" in open("/proc/self/cmdline").read(), flush=True)
 sys.stdin.readline()
 raise ValueError("of mine")
 """
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", ["-m", "script"])
+@pytest.mark.parametrize("kind", ["-c", "script"])
 def test_it_finds_what_a_process_of_python_finds(tmp_path, kind, piped):
     (tmp_path / "tell.py").write_text(TELL)
-    words = ["-m", "tell"] if kind == "-m" else [str(tmp_path / "tell.py")]
+    words = ["-c", TELL] if kind == "-c" else ["-u", str(tmp_path / "tell.py")]
     given, theirs = os.pipe()
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "3",
         "JAXCOMM_TIMEOUT": "170",
-        "PYTHONPATH": str(tmp_path),
         "XLA_FLAGS": os.environ["QUICK_XLA_FLAGS"],
     }
     found = []
     for kind in (subprocess.Popen, forked.Popen):
         options = {"cwd": tmp_path, "env": environment, "pass_fds": [theirs]}
+        options["start_new_session"] = words[0] == "-u"
         popen = piped(["-W", "error", *words, "a", "b"], kind, **options)
         out, err = waiting.ended(popen, "\n")
         assert popen.returncode == 1, err
         assert err.endswith("ValueError: of mine\n")
-        first, last = out.splitlines()
+        first, is_forked, last = out.splitlines()
+        assert is_forked == str(kind is forked.Popen)
         assert last == "the end"
         found.append(json.loads(first))
     assert found[0] == found[1]
