@@ -47,8 +47,8 @@ class MemoryRow:
 
 
 _COLUMNS = (
-    *("mesh axes", "lane", "devices", "parent", "host", "shared memory", "pinned"),
-    *("symmetric", "shares"),
+    *("mesh axes", "lane", "devices", "parent", "arena", "host", "shared memory"),
+    *("pinned", "symmetric", "shares"),
 )
 
 
@@ -58,8 +58,9 @@ class MemoryReport(list[MemoryRow]):
     def _rows(self):
         for row in self:
             held = (
-                *(row.device_bytes, row.parent_bytes, row.host_bytes),
-                *(row.shared_bytes, row.pinned_bytes, row.symmetric_bytes),
+                *(row.device_bytes, row.parent_bytes, row.arena_bytes),
+                *(row.host_bytes, row.shared_bytes),
+                *(row.pinned_bytes, row.symmetric_bytes),
             )
             axes, lane = " x ".join(row.communicator.axes), row.communicator.lane
             shares = "yes" if row.shared else "no"

@@ -70,7 +70,8 @@ def test_a_world_is_made_once_and_others_are_split_off_it(stand_in, make_mesh):
 
 def test_the_memory_report_tells_own_and_shared_bytes(stand_in, make_mesh, monkeypatch):
     jaxcomm.init(make_mesh(i=2), lanes=("default", "other"))
-    shared, own = jaxcomm.memory_report()
+    report = shared, own = jaxcomm.memory_report()
+    assert " arena " in str(report)
     assert shared.communicator.lane == "default"
     assert shared.device_bytes == 2 * SHARED_BYTES
     assert own.device_bytes == 2 * OWN_BYTES
