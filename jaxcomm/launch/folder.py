@@ -54,7 +54,12 @@ def of_run() -> Iterator[pathlib.Path]:
 
 def _of_user() -> pathlib.Path:
     name = f"jaxcomm-{os.geteuid()}"
-    home = pathlib.Path(tempfile.gettempdir(), name)
+    try:
+        home = pathlib.Path(tempfile.gettempdir(), name)
+    except FileNotFoundError as error:
+        raise records.FolderRefused(
+            f"{error.strerror}. Set TMPDIR to another folder"
+        ) from None
     path = f"{home}{_LONGEST_NAME}"
     if len(path) > _LONGEST_PATH or not _PLAIN.fullmatch(path):
         return pathlib.Path(_SHORT, name)
@@ -70,7 +75,7 @@ def _make(home: pathlib.Path) -> tuple[pathlib.Path, int | None]:
         # Another launcher may take either folder for one that nobody uses.
         with contextlib.suppress(FileNotFoundError):
             _check(home)
-            made = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
+            made = _new(home)
             try:
                 lock = _lock(made)
             except BlockingIOError:
@@ -83,6 +88,18 @@ def _make(home: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     raise records.FolderRefused(
         f"{home}: other launchers delete it. Set TMPDIR to another"
     )
+
+
+def _new(home: pathlib.Path) -> pathlib.Path:
+    try:
+        return pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise records.FolderRefused(
+            f"no folder can be made in {home}: {error.strerror}. "
+            "Set TMPDIR to another folder"
+        ) from None
 
 
 def _check(home: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import tempfile
 
 import pytest
 import waiting
@@ -51,6 +52,24 @@ def test_a_folder_that_others_may_have_made_is_refused(spoil, temporary, launch)
     status, out, err = launch("print('ran')")
     assert (status, out) == (2, "")
     assert f"{NAME} is not a folder of this user alone, so others could end" in err
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "said"),
+    [
+        ({"tempdir": "/proc"}, "/proc/jaxcomm-.* cannot be made: No such file"),
+        ({"tempdir": None, "_candidate_tempdir_list": list}, "No usable temporary"),
+        ({"template": "x" * 300}, "no folder can be made in .*: File name too long"),
+    ],
+)
+def test_where_none_can_be_had_it_is_said_what_to_do(spoiled, said, monkeypatch):
+    """As where all folders for temporary files are full, or may not be written."""
+    monkeypatch.setattr(folder, "_PREFIX", spoiled.pop("template", "run-"))
+    for name, value in spoiled.items():
+        monkeypatch.setattr(tempfile, name, value)
+    said += r".*\. Set TMPDIR to another folder"
+    with pytest.raises(records.FolderRefused, match=said), folder.of_run():
+        pass
 
 
 @pytest.mark.parametrize("name", ["l" * 90, "a b#%41"])
