@@ -59,8 +59,9 @@ Status RunStep(const NcclLibrary& library, const Step& step, const Call& call,
 
 Status CopyRows(const NcclLibrary& library, const Step& step, cuda::Pointer to,
                 cuda::Pointer from, cuda::Stream stream) {
-  if (step.rows == 1) {
-    return library.Try(library.cuda.MemcpyDtoDAsync, to, from, step.count, stream);
+  if (!step.has_gaps()) {
+    return library.Try(library.cuda.MemcpyDtoDAsync, to, from,
+                       static_cast<size_t>(step.bytes()), stream);
   }
   cuda::Rows rows;
   rows.from = from;

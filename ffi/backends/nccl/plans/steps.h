@@ -45,6 +45,11 @@ struct Step {
   nccl::RedOp op = nccl::RedOp::kSum;
   int peer = 0;  // or root
 
+  // Whether rows are apart, where they come from or where they go.
+  bool has_gaps() const {
+    const auto row = static_cast<int64_t>(count);
+    return rows != 1 && (from_pitch != row || to_pitch != row);
+  }
   int64_t bytes() const { return static_cast<int64_t>(count) * rows; }
 };
 
