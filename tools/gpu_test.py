@@ -36,7 +36,8 @@ PARTS = (
 )
 # What takes one GPU, or starts processes by itself.
 _IN_ONE_PROCESS = (
-    *_KERNELS, "tests/gpu/test_faults.py", "tests/gpu/test_survivors.py",
+    *_KERNELS,
+    "tests/gpu/test_each.py", "tests/gpu/test_faults.py", "tests/gpu/test_survivors.py",
 )  # fmt: skip
 NONE_RAN = 5  # pytest's status
 

@@ -86,7 +86,16 @@ class Timer:
         return Finding(name, found, is_right, values)
 
     def compare(
-        self, name, ours, peer, theirs, *, calls=None, least=None, alone=False, share=1
+        self,
+        name,
+        ours,
+        peer,
+        theirs,
+        *,
+        calls=None,
+        least=None,
+        alone=False,
+        share: float = 1,
     ) -> Figure:
         """Times two thunks in turns.
 
