@@ -17,6 +17,7 @@ class Sizes:
       chained: of sums that are made in a row, each of the one before.
       sent, matrix: bytes to send, and rows of the matrices to multiply beside that.
       heads: query heads, key and value heads, and their size.
+      latent: query heads, key heads, and the sizes of keys and of values, which differ.
       states: heads of recurrent layers, and their size.
       tokens: of whole sequences.
       model: layers, width, query and key heads of a model, and tokens of a sequence.
@@ -41,6 +42,7 @@ class Sizes:
     sent: int = 128 * MIB
     matrix: int = 6144
     heads: tuple[int, int, int] = (32, 8, 128)
+    latent: tuple[int, int, int, int] = (16, 16, 192, 128)
     states: tuple[int, int] = (64, 128)
     tokens: tuple[int, ...] = (32768,)
     model: tuple[int, int, int, int, int] = (4, 2048, 16, 4, 65536)
@@ -99,6 +101,7 @@ TINY = Sizes(
     sent=4 * KIB,
     matrix=8,
     heads=(2, 1, 8),
+    latent=(2, 2, 16, 8),
     states=(2, 8),
     tokens=(64,),
     model=(2, 16, 2, 1, 64),

@@ -38,6 +38,8 @@ class Case:
       lengths: of documents, or ().
       layers: in one program.
       auto: which of the programs is what "auto" takes, or None.
+      value_size: of the heads of values, if they differ from those of keys. Then the
+        output is no query, and there is one layer.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Case:
     lengths: tuple[int, ...] = ()
     layers: int = _LAYERS
     auto: str | None = None
+    value_size: int | None = None
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
@@ -65,18 +68,23 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         lengths = each.sizes.tokens if each is timer else each.sizes.up_to(_MANY)
         for tokens in lengths:
             yield from of_case(each, tokens, causal(each, tokens))
+            *heads, value_size = each.sizes.latent
+            latent = dataclasses.replace(each.sizes, heads=tuple(heads))
+            of_latent = dataclasses.replace(each, sizes=latent)
+            yield from of_case(of_latent, tokens, causal(of_latent, tokens, value_size))
         longest = max(each.sizes.up_to(_MANY))
         for case in documents(each, longest):
             yield from of_case(each, longest, case)
 
 
-def causal(timer, tokens) -> Case:
+def causal(timer, tokens, value_size=None) -> Case:
     """Returns layers of causal attention by each strategy."""
     heads, key_heads, size = timer.sizes.heads
     compare = functools.partial(
         jaxcomm.attention.compare_strategies,
         jaxcomm.Layout("zigzag", timer.size, tokens),
-        heads=heads, key_heads=key_heads, head_size=size, is_causal=True,
+        heads=heads, key_heads=key_heads, head_size=size, value_size=value_size,
+        is_causal=True,
     )  # fmt: skip
     strategies = {"ring": "ring", **strategies_of(compare, timer.size)}
     by = {
@@ -85,7 +93,9 @@ def causal(timer, tokens) -> Case:
     }
     name = f"causal {sizes.length(tokens)}"
     layers = _LAYERS if tokens <= _MANY else 1
-    return Case(name, by, layers=layers, auto=compare().chosen)
+    if value_size is not None:
+        name, layers = f"{name}, heads of {size} and {value_size}", 1
+    return Case(name, by, layers=layers, auto=compare().chosen, value_size=value_size)
 
 
 def documents(timer, tokens) -> Iterator[Case]:
@@ -115,7 +125,10 @@ def documents(timer, tokens) -> Iterator[Case]:
 def of_case(timer, tokens, case) -> Iterator[Figure]:
     """Yields what the programs of a case take, against one kernel; and what auto."""
     query, *_ = random_block(timer, tokens)
-    keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(case.layers)]
+    keys = [
+        (key, value[..., : case.value_size])
+        for _, key, value in (random_block(timer, tokens) for _ in range(case.layers))
+    ]
     given = query, keys
     is_first = jax.process_index() == 0
     # What has no documents can be scaled.
@@ -129,6 +142,8 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
         given,
     )
     kernel = best_kernel(timer, needs_documents=bool(case.lengths))
+    if case.value_size and kernel == "flash":
+        kernel = "cudnn"
     parts = 1 if timer.shares_gpu else timer.size
     over = "the whole sequence"
     if shorter < tokens:
