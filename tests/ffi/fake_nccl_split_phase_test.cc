@@ -21,6 +21,22 @@ struct Swap : Two {
   }
 };
 
+TEST(a_start_that_fails_is_waited_for_as_far_as_it_came) {
+  Part part(0, Swap::Site());
+  SplitPhase split(Library());
+  CHECK_OK(split.Prepare());
+  Gate gate;
+  const Status status = split.Start(part.CallOf(), part.on.stream, [&] {
+    gate.Hold(split.stream());
+    return FailedPrecondition("half of it");
+  });
+  CHECK_FAILS(status, "half of it");
+  CHECK_EQ(Cuda().StreamQuery(part.on.stream), cuda::kNotReady);
+  gate.Open();
+  part.on.Synchronize();
+  split.Release();
+}
+
 TEST(a_start_waits_for_its_operands_and_a_done_for_the_results) {
   auto communicator = Make();
   Swap swap;

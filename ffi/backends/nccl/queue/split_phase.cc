@@ -50,7 +50,12 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
     status = library_.Try(library_.cuda.StreamWaitEvent, stream_, event, 0);
   }
   if (status.success()) status = give();
-  if (status.success()) status = record(stream_);
+  if (status.success()) {
+    status = record(stream_);
+  } else if (record(stream_).success()) {
+    // Some of it may be on its way, and XLA gives its memory away.
+    (void)library_.cuda.StreamWaitEvent(stream, event, 0);
+  }
   MutexLock lock(mutex_);
   if (status.success()) {
     begun_.push_back({mark, call.run_id, event});
