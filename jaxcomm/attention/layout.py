@@ -1,6 +1,7 @@
 """Which rank holds which tokens of a sequence: the rule, and what came of it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ class Layout:
         size, local length) if the sequences of a batch differ. Each number below
         ``size * local_length`` is there once, and padding has those from ``length``
         on. If None, the schedule says it.
+      is_static: whether the positions are known when a program is traced.
 
     Raises:
       ValueError: the schedule is unknown, ``size`` is below one, ``length`` is
@@ -62,6 +64,8 @@ class Layout:
     size: int
     length: int
     order: Any = None
+    is_static: bool = dataclasses.field(init=False, repr=False)
+    _key: Any = dataclasses.field(init=False, repr=False)
 
     def __init__(
         self, schedule: str | Schedule, size: int, length: int, order: Any = None
@@ -79,21 +83,18 @@ class Layout:
         self._set(schedule, size, length, checked_order(order, size, length))
 
     def _set(self, schedule, size, length, order):
-        names = ("schedule", "size", "length", "order")
-        for name, found in zip(names, (schedule, size, length, order), strict=True):
-            object.__setattr__(self, name, found)
+        # Set once: a call asks for them some thirty times.
+        vars(self).update(
+            schedule=schedule, size=size, length=length, order=order,
+            is_static=order is None, _key=(schedule, size, length),
+        )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def local_length(self) -> int:
         """The number of tokens that each rank holds, padding included."""
         if self.order is not None:
             return self.order.shape[-1]
         return self.schedule.local_length(self.size, self.length)
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the positions are known when a program is traced."""
-        return self.order is None
 
     @property
     def is_natural(self) -> bool:
@@ -116,17 +117,14 @@ class Layout:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
-        if self._key() != other._key():
+        if self._key != other._key:
             return False
         if isinstance(self.order, jax.ShapeDtypeStruct):
             return self.order == other.order
         return self.order is other.order
 
     def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self):
-        return self.schedule, self.size, self.length
+        return hash(self._key)
 
     def positions_of(self, rank: Any) -> Any:
         """Return the positions of the tokens that a rank holds.
@@ -287,7 +285,7 @@ class Layout:
 
 
 def _parts_of_layout(layout: Layout):
-    return ((jax.tree_util.GetAttrKey("order"), layout.order),), layout._key()
+    return ((jax.tree_util.GetAttrKey("order"), layout.order),), layout._key
 
 
 def _layout_of(key, leaves) -> Layout:

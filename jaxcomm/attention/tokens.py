@@ -160,9 +160,9 @@ class Tokens:
 
 def _parts_of_tokens(tokens: Tokens):
     names = ("positions", "segment_ids", "table")
-    children = tuple(
+    children = [
         (jax.tree_util.GetAttrKey(name), getattr(tokens, name)) for name in names
-    )
+    ]
     return children, (tokens.layout, tokens.way)
 
 

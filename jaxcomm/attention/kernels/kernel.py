@@ -290,9 +290,10 @@ class Kernel(abc.ABC):
           hop: as in :meth:`forward`.
           merged: (out, lse) over other keys, in ``hop.sum_dtype``.
         """
-        return merge(merged, self.forward(hop))
+        out, lse = self.forward(hop)
+        return merge(merged, (out.astype(lse.dtype), lse))
 
     def backward_onto(self, hop: Hop, saved: Saved, total: Any) -> Grads:
         """Return the gradients, with that of the queries added to ``total``."""
         found = Grads(*self.backward(hop, saved))
-        return found._replace(query=total + found.query)
+        return found._replace(query=total + found.query.astype(total.dtype))

@@ -95,15 +95,18 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
         hop.replace(blocks=() if isinstance(blocks, str) else blocks),
     )
     reasons = {each: _why_not(each, hop, why_no_blocks) for each in hop.kernels}
-    kernels = tuple(each for each in reasons if reasons[each] is None)
-    refused = tuple((k.name, why) for k, why in reasons.items() if why is not None)
+    kernels = [each for each, why in reasons.items() if why is None]
+    refused = [(each.name, why) for each, why in reasons.items() if why is not None]
     if not kernels:
         raise _refusal(refused)
-    if not any(kernel.by_blocks for kernel in kernels):
-        hop = hop.replace(blocks=())
-    if not any(kernel.by_runs for kernel in kernels):
-        hop = hop.replace(runs=())
-    return hop.replace(kernels=kernels, refused=refused)
+    has_blocks = True in [kernel.by_blocks for kernel in kernels]
+    has_runs = True in [kernel.by_runs for kernel in kernels]
+    return hop.replace(
+        kernels=tuple(kernels),
+        refused=tuple(refused),
+        blocks=hop.blocks if has_blocks else (),
+        runs=hop.runs if has_runs else (),
+    )
 
 
 def is_flash(hop: Hop) -> bool:

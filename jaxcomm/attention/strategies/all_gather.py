@@ -12,7 +12,7 @@ import numpy as np
 from jaxcomm.attention.kernels.flash.sequences import Among
 from jaxcomm.attention.kernels.kernel import Grads, Hop
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import narrowed, unpacked
+from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.strategy import (
@@ -76,16 +76,11 @@ class Gathered(Strategy):
         look = functools.partial(_look, ways, hop)
         found = ways.look(look)
 
-        def attend(hop):
-            out, lse = hop_forward(hop)
+        def attend(pack):
+            out, lse = hop_forward(pack(hop, 0))
             return out.astype(hop.query.dtype), lse
 
-        out, lse = ways.take(
-            found,
-            [lambda packed: attend(hop.replace(packed=packed))],
-            lambda: attend(unpacked(hop)),
-            look,
-        )
+        out, lse = ways.of_pass(found, attend, look)
         return (out.astype(lse.dtype), lse), (inputs, found)
 
     def backward(self, call, kept, saved):
@@ -98,16 +93,12 @@ class Gathered(Strategy):
                 # What a way is given is computed, whichever is taken.
                 saved = saved._replace(delta=None)
 
-            def differentiate(hop):
-                grads = hop_backward(hop, saved.with_delta(hop))[:3]
+            def differentiate(pack):
+                grads = hop_backward(pack(hop, 0), saved.with_delta(hop))[:3]
                 return Grads(*(x.astype(hop.query.dtype) for x in grads))
 
-            found = ways.take(
-                known,
-                [lambda packed: differentiate(hop.replace(packed=packed))],
-                lambda: differentiate(unpacked(hop)),
-                functools.partial(_look, ways, hop),
-            )
+            look = functools.partial(_look, ways, hop)
+            found = ways.of_pass(known, differentiate, look)
             found = Grads(*(x.astype(hop.sum_dtype) for x in found[:3]))
         key, value = self.scatter(call, inputs, (found.key, found.value))
         bias = found.bias
@@ -156,7 +147,7 @@ def _look(ways: Ways, hop: Hop, most: int) -> Found:
     is_held = ways.inputs.is_right
     way = ways.found(0, are_right, None if is_held is None else ~is_held)
     way = pmax(way, ways.call.axis_name)
-    return Found(way, tuple(x.starts(most) for x in runs))
+    return Found(way, [tuple(x.starts(most) for x in runs)])
 
 
 def may_have_runs(call: AttentionCall, inputs: Inputs) -> bool:

@@ -11,17 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.pieces import Starts
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Coordinates, Mask, Run
 from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.strategies.part import Part
 from jaxcomm.attention.table import copies, few
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.split_phase import all_gather_start
-
-_ONCE: Any = {
-    "unique_indices": True, "mode": "promise_in_bounds",
-}  # fmt: skip
 
 
 class Few(NamedTuple):
@@ -84,7 +81,7 @@ class FewHops:
         self.ring, self.starts = ring, known.starts
         self.copies = copies(way, ring.call.size)
         self.count = known.queries.shape[1]
-        self.queries, self.keys = _Part(known.queries), _Part(known.keys)
+        self.queries, self.keys = Part(known.queries), Part(known.keys)
 
     def start(self):
         """Begin to collect the keys that are seen."""
@@ -96,9 +93,7 @@ class FewHops:
         """Return (out, lse) of a rank's own keys merged with those that came."""
         found = hop_forward(self._hop(keys))
         others = zip(*map(self._apart, found), strict=True)
-        own = self.queries.of(out).astype(lse.dtype), self.queries.of(lse)
-        merged = merge(own, *others)
-        return self.queries.over(out, merged[0]), self.queries.over(lse, merged[1])
+        return self.queries.merged(out, lse, *others, dtype=out.dtype)
 
     def differentiate(self, own: Grads, saved: Saved, keys) -> Grads:
         """Return the gradients of a rank's own keys with those of the others' added."""
@@ -111,13 +106,14 @@ class FewHops:
             [x.astype(dtype) for x in (found.key, found.value)],
             self.ring.call.axis_name, 1, 1, tiled=True,
         )  # fmt: skip
+        parts = self.queries, self.keys, self.keys
         sums = found.query.dtype
-        query = self._add(self.queries, own.query, self._apart(found.query), sums)
-        key, value = (
-            self._add(self.keys, x, self._apart(y), sums)
-            for x, y in zip(own[1:3], back, strict=True)
+        return Grads(
+            *(
+                part.plus(x, *self._apart(y), sums=sums, dtype=dtype)
+                for part, x, y in zip(parts, own[:3], (found.query, *back), strict=True)
+            )
         )
-        return Grads(query, key, value)
 
     def _apart(self, x) -> list:
         """Return the parts of an array, each of so many tokens as are few."""
@@ -129,11 +125,6 @@ class FewHops:
         x = self.queries.of(x)[:, None]
         shape = x.shape[0], self.copies, *x.shape[2:]
         return jnp.broadcast_to(x, shape).reshape(shape[0], -1, *shape[3:])
-
-    @staticmethod
-    def _add(part: "_Part", x, added: list, dtype):
-        total = sum((each.astype(dtype) for each in added), part.of(x).astype(dtype))
-        return part.over(x, total)
 
     def _hop(self, keys) -> Hop:
         """Return the hop of the few queries, each time, and of all keys that came.
@@ -168,32 +159,3 @@ def _numbers_in(starts, batch: int, count: int) -> Coordinates:
     place = jax.lax.iota(jnp.int32, batch * count)[:, None]
     number = (starts <= place).sum(1, dtype=jnp.int32)
     return Coordinates(jnp.zeros(count, jnp.int32), number.reshape(batch, count))
-
-
-class _Part(NamedTuple):
-    """Some tokens of each row, int32 (B, few), each of them once."""
-
-    tokens: Any
-
-    def of(self, x):
-        """Return these tokens of (B, T, ...)."""
-
-        def of_row(x, tokens):
-            return x.at[tokens].get(**_ONCE)
-
-        return self._mapped(of_row, x)
-
-    def over(self, x, part):
-        """Return (B, T, ...) with other tokens."""
-        # Else the kernel that made x works on a copy: see halo.py.
-        x, part = jax.lax.optimization_barrier((x, part.astype(x.dtype)))
-
-        def of_row(x, part, tokens):
-            return x.at[tokens].set(part, **_ONCE)
-
-        return self._mapped(of_row, x, part)
-
-    def _mapped(self, of_row, *arrays):
-        if len(self.tokens) == 1:
-            return of_row(*(x[0] for x in (*arrays, self.tokens)))[None]
-        return jax.vmap(of_row)(*arrays, self.tokens)

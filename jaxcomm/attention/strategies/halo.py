@@ -8,12 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
-from jaxcomm.attention.kernels.selection import narrowed, unpacked
+from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
 from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
-from jaxcomm.attention.strategies.hops import Piece, consecutive, own_hop, pieces
+from jaxcomm.attention.strategies.hops import (
+    Slice,
+    consecutive,
+    own_hop,
+    seen_slices,
+)
+from jaxcomm.attention.strategies.part import Part
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
@@ -22,8 +28,8 @@ from jaxcomm.attention.strategies.strategy import (
     coordinates_of,
 )
 from jaxcomm.attention.strategies.ways import (
+    AllPieces,
     Found,
-    Pieced,
     ways_of,
 )
 from jaxcomm.collectives.permute import ring_shift
@@ -67,16 +73,16 @@ class Halo(Gathered):
             overlaps=sum(len(of) for _, of in sends) == 1,
         )
 
-    def _sends(self, call, inputs) -> list[tuple[int, list[Piece]]]:
+    def _sends(self, call, inputs) -> list[tuple[int, list[Slice]]]:
         """Return what is sent by how many ranks it goes further, the farthest first."""
-        found = pieces(inputs.query_layout, inputs.key_layout, call.mask)
-        by_shift = itertools.groupby(found, lambda piece: piece.shift)
+        found = seen_slices(inputs.query_layout, inputs.key_layout, call.mask)
+        by_shift = itertools.groupby(found, lambda part: part.shift)
         return [(shift, list(parts)) for shift, parts in by_shift][::-1]
 
-    def _parts(self, call, inputs) -> list[Piece]:
+    def _parts(self, call, inputs) -> list[Slice]:
         """Return the gathered keys in their order: a rank's own are the last."""
         parts = [part for _, of in self._sends(call, inputs) for part in of]
-        return [*parts, Piece(0, 0, inputs.key_layout.local_length)]
+        return [*parts, Slice(0, 0, inputs.key_layout.local_length)]
 
     def runs(self, call, inputs):
         *border, own = self._parts(call, inputs)
@@ -189,7 +195,7 @@ class Halo(Gathered):
         total, at = jnp.zeros_like(grad_bias, shape=shape), 0
         for start, count in self._columns(call, inputs):
             part = jax.lax.slice_in_dim(grad_bias, at, at + count, axis=3)
-            # Pieces of one rank are of different keys.
+            # Slices of one rank are of different keys.
             total = jax.lax.dynamic_update_slice_in_dim(total, part, start, axis=3)
             at += count
         return total
@@ -222,29 +228,30 @@ class _Border:
         self.rows = min(call.mask.left or 0, inputs.query.shape[1])
         self.is_first = call.rank() == 0
         self.found = Found(None, None)
-        self._way = None
+        self._pack = None
+        self.first, self.last = Part(slice(self.rows)), Part(slice(-keys, None))
         own, tail = own_hop(call, inputs), (inputs.key, inputs.value, inputs.key_ids)
-        behind = self.behind(Keys(*jax.tree.map(lambda x: x[:, -keys:], tail)))
+        behind = self.behind(Keys(*jax.tree.map(self.last.of, tail)))
         self.ways = ways_of(call, inputs, 1, own, behind)
 
     def look(self, most: int) -> Found:
         """Look at the documents of each rank and of the one before it."""
         batch, tokens = self.inputs.query.shape[:2]
-        pieced = Pieced.of(self.call, self.inputs, most)
+        pieces = AllPieces.of(self.call, self.inputs, most)
         ranks, rank = jnp.arange(self.call.size, dtype=jnp.int32), self.call.rank()
 
         def border(queries, keys, rank):
             seen, is_right = border_of(queries, keys, batch, tokens, self.keys)
             return jnp.where(rank == 0, 0, seen), is_right | (rank == 0)
 
-        every = pieced.every, pieced.at((ranks - 1) % self.call.size)
+        every = pieces.every, pieces.at((ranks - 1) % self.call.size)
         seen, are_right = jax.vmap(border)(*every, ranks)
-        serves = pieced.are_right & are_right.all()
+        serves = pieces.are_right & are_right.all()
         run = Run((0, self.rows), (0, self.keys), "behind")
-        own = of_own(pieced.at(rank), batch * tokens)
+        own = of_own(pieces.at(rank), batch * tokens)
         return Found(
-            self.ways.found(0, serves, pieced.are_wrong),  # pyright: ignore
-            (own, of_border(batch, run, seen[rank])),
+            self.ways.found(0, serves, pieces.are_wrong),  # pyright: ignore
+            [(own,), (of_border(batch, run, seen[rank]),)],
         )
 
     def in_a_way(self, compute):
@@ -252,29 +259,23 @@ class _Border:
         if self.ways is None or not self.ways.is_whole:
             return compute(self)
 
-        def with_way(way):
+        def packed(pack):
             halo = copy.copy(self)
-            halo._way = way
+            halo._pack = pack
             return compute(halo)
 
-        def packed(starts):
-            return with_way(lambda hop, which: hop.replace(packed=(starts[which],)))
-
-        def rest():
-            return with_way(lambda hop, which: unpacked(hop))
-
-        return self.ways.take(self.found, [packed], rest, self.look)
+        return self.ways.of_pass(self.found, packed, self.look)
 
     def _compute(self, compute, hop: Hop, which: int):
         """Compute a hop in the way of the pass, or in the one that was found."""
         if self.ways is None:
             return compute(hop)
-        if self._way is not None:
-            return compute(self._way(hop, which))
-        return self.ways.take(
-            self.found,
-            [lambda starts: compute(hop.replace(packed=(starts[which],)))],
-            lambda: compute(unpacked(hop)),
+
+        def packed(pack):
+            return compute(pack(hop, which))
+
+        return (
+            packed(self._pack) if self._pack else self.ways.of_pass(self.found, packed)
         )
 
     def attend(self):
@@ -291,11 +292,7 @@ class _Border:
         behind = self.behind(arriving.done(after=lse))
         rows, row_lse = self._compute(hop_forward, behind, 1)
         row_lse = jnp.where(self.is_first, -jnp.inf, row_lse)
-        own_rows, own_lse = self.of_rows((out, lse))
-        own_rows = own_rows.astype(lse.dtype), own_lse
-        rows, row_lse = merge(own_rows, (rows, row_lse))
-        # Rounded before: what was computed is written once, and the rows over it.
-        return self.with_rows(out.astype(dtype), rows), self.with_rows(lse, row_lse)
+        return self.first.merged(out, lse, (rows, row_lse), dtype=dtype)
 
     def differentiate(self, saved: Saved) -> Grads:
         """Return the gradients of query, key and value in their dtype."""
@@ -312,35 +309,23 @@ class _Border:
 
         arriving = self.start()
         query, *keys = self._compute(own, self.own(arriving), 0)
-        of_rows = jax.tree.map(lambda x: x[:, : self.rows], saved)
+        of_rows = jax.tree.map(self.first.of, saved)
         arrived = arriving.done(after=query[:1, :1, :1, :1])
         border, *of_keys = self._compute(behind, self.behind(arrived), 1)
         back = ring_shift(of_keys, self.call.axis_name, shift=-1)
-        tail, sums = slice(-self.keys, None), border.dtype
-        (rows,) = self.of_rows([query])
-        query = self.with_rows(query.astype(dtype), rows.astype(sums) + border)
-        keys = [
-            _over(x.astype(dtype), tail, x[:, tail].astype(sums) + added)
-            for x, added in zip(keys, back, strict=True)
-        ]
-        return Grads(query, *keys)
+        how = {"sums": border.dtype, "dtype": dtype}
+        query = self.first.plus(query, border, **how)
+        pairs = zip(keys, back, strict=True)
+        return Grads(query, *(self.last.plus(x, added, **how) for x, added in pairs))
 
     def _saved(self, hop: Hop, saved: Saved) -> Saved:
         return saved if self.ways is None else saved.with_delta(hop)
-
-    def of_rows(self, tree):
-        """Return the part of arrays that is of those rows."""
-        return [x[:, : self.rows] for x in tree]
-
-    def with_rows(self, x, rows):
-        """Return an array with other rows."""
-        return _over(x, slice(self.rows), rows)
 
     def start(self):
         """Begin to send the own border to the next rank."""
         inputs = self.inputs
         own = Keys(inputs.key, inputs.value, inputs.key_ids)
-        tail = jax.tree.map(lambda x: x[:, -self.keys :], own)
+        tail = jax.tree.map(self.last.of, own)
         return ring_shift_start(tail, self.call.axis_name, shift=1)
 
     def own(self, arriving) -> Hop:
@@ -376,12 +361,3 @@ class _Border:
             runs=(Run(*whole, "behind"),),
         )
         return narrowed(hop, (Block(*whole, left=left - count),))
-
-
-def _over(x, part: slice, written):
-    """Return an array with other tokens in a part of it."""
-    # XLA (jaxlib 0.11.2) has the kernel that made x write into the result. It refuses
-    # the program then: what is written needs x. And where one kernel computes what it
-    # writes, from x, it works on a copy of all of x.
-    x, written = jax.lax.optimization_barrier((x, written.astype(x.dtype)))
-    return x.at[:, part].set(written)

@@ -24,7 +24,7 @@ from jaxcomm.attention.strategies.strategy import (
 )
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
     """A slice of the keys of another rank.
 
     Attributes:
@@ -55,11 +55,11 @@ def visible_shifts(queries: Layout, keys: Layout, mask: Mask) -> tuple[int, ...]
     """
     if not (queries.is_static and keys.is_static):
         return tuple(range(keys.size))
-    return tuple(sorted({0} | {piece.shift for piece in pieces(queries, keys, mask)}))
+    return tuple(sorted({0} | {x.shift for x in seen_slices(queries, keys, mask)}))
 
 
 @functools.lru_cache(maxsize=256)
-def pieces(queries: Layout, keys: Layout, mask: Mask) -> tuple[Piece, ...]:
+def seen_slices(queries: Layout, keys: Layout, mask: Mask) -> tuple[Slice, ...]:
     """Return the slices of the keys of other ranks that some rank sees, by shift.
 
     All ranks send the same slices: each is the smallest that serves every rank. Both
@@ -90,8 +90,8 @@ def pieces(queries: Layout, keys: Layout, mask: Mask) -> tuple[Piece, ...]:
                         low.append(a)
                         high.append(b)
             if low:
-                piece = (shift, int(start) + min(low), int(start) + max(high))
-                found.append(Piece(*piece))
+                first, end = int(start) + min(low), int(start) + max(high)
+                found.append(Slice(shift, first, end))
     return tuple(sorted(found))
 
 
@@ -147,7 +147,7 @@ def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | 
     return found
 
 
-def own_block(queries: Layout, keys: Layout, mask: Mask, held: int) -> Block | str:
+def block_of_own(queries: Layout, keys: Layout, mask: Mask, held: int) -> Block | str:
     """Return what a rank sees of its own keys; arguments as in :func:`blocks_of`."""
     found = blocks_of(queries, keys, mask, held)
     if not isinstance(found, str):
@@ -213,7 +213,7 @@ def own_hop(call: AttentionCall, inputs: Inputs, width: int = 1) -> Hop:
     # Padding is told by its segment ids alone.
     if call.is_self and (call.mask.query_length == held or inputs.key_ids is not None):
         hop = hop.replace(runs=runs_of_own(layouts[0]))
-    blocks = own_block(*layouts, call.mask, inputs.key.shape[1])
+    blocks = block_of_own(*layouts, call.mask, inputs.key.shape[1])
     return narrowed(hop, blocks if isinstance(blocks, str) else (blocks,))
 
 

@@ -1,13 +1,15 @@
 """The hops of a ring, in their order, and what travels between them."""
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention.kernels.kernel import Hop
+from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
+from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import rounds, unpacked
 from jaxcomm.attention.strategies.hops import (
     distances,
@@ -18,6 +20,7 @@ from jaxcomm.attention.strategies.hops import (
 )
 from jaxcomm.attention.strategies.seen_hops import last_seen_hop, share_documents
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, keep
+from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 from jaxcomm.compat import gpus
 
@@ -25,6 +28,22 @@ from jaxcomm.compat import gpus
 _HELD = 2**28
 # Rings of at most so many ranks are no loop on a GPU.
 _UNROLLED_RANKS = 8
+
+
+class Packing(Protocol):
+    """How hops are computed by a kernel that takes documents packed."""
+
+    is_pass: bool
+
+    def segment_ids(self, source) -> Any:
+        """Return the documents of a rank's keys, which did not travel with them."""
+        ...
+
+    def compute(
+        self, function: Callable[[Hop], Any], hop: Hop, distance, nothing: Callable
+    ) -> Any:
+        """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
+        ...
 
 
 class Loop:
@@ -36,7 +55,9 @@ class Loop:
       own, others: the hop of a rank's own keys, and what those of others have in
         common, with the arrays of this rank.
       own_block: the keys to begin with.
-      is_unpacked: whether it is a way of a pass that is chosen elsewhere.
+      packing: how documents are packed. If None, kernels take all documents.
+      is_way: whether it is a way of a pass that is chosen elsewhere. Its arrays are a
+        rank's own, backward too.
       unrolls: whether the hops are no loop of the program.
       keeps_parts: whether results of hops are added up by one kernel at the end, and
         not by one for each hop. They are rounded, so this reads less, too.
@@ -48,7 +69,8 @@ class Loop:
         self.distances = distances(inputs, call.mask, width)
         self.last = len(self.distances) - 1
         self.own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
-        self.is_unpacked = False
+        self.packing: Packing | None = None
+        self.is_way = False
         self.is_uniform = self.distances == tuple(range(len(self.distances)))
         self.own = self.others = own_hop(call, inputs, width)
         if self.last:
@@ -62,16 +84,27 @@ class Loop:
         """What the kernels are to compute."""
         return (self.own, self.others) if self.last else (self.own,)
 
-    def unpacked(self, block: Keys | None = None) -> "Loop":
-        """Return the same hops for kernels that take all documents.
+    def unpacked(self) -> "Loop":
+        """Return the same hops for kernels that take all documents."""
+        ring = self.gathered()
+        ring.own, ring.others = map(unpacked, (self.own, self.others))
+        ring.is_way = True
+        return ring
+
+    def packed(self, packing: Packing, is_alone: bool) -> "Loop":
+        """Return the same hops for a kernel that takes documents packed.
 
         Args:
-          block: to begin with.
+          packing: how.
+          is_alone: whether the rank's own keys are the only hop.
         """
-        ring = self.gathered()
-        ring.own_block = block or self.own_block
-        ring.own, ring.others = map(unpacked, (self.own, self.others))
-        ring.is_unpacked = True
+        ring = copy.copy(self) if is_alone else self.gathered()
+        ring.packing, ring.is_way = packing, True
+        ring.keeps_parts = self.unrolls and packing.is_pass
+        if is_alone:
+            ring.last = 0
+        elif packing.is_pass:  # Ranks know each other's documents.
+            ring.own_block = self.own_block._replace(segment_ids=None)
         return ring
 
     def gathered(self, inputs: Inputs | None = None) -> "Loop":
@@ -89,7 +122,8 @@ class Loop:
     @property
     def starts_apart(self):
         """Whether a rank's own block is computed before the hops, and not as one."""
-        return bool(self.others.blocks) or self.unrolls
+        is_packed = self.packing is not None
+        return is_packed or bool(self.others.blocks) or self.unrolls
 
     @property
     def may_end_early(self):
@@ -143,7 +177,7 @@ class Loop:
 
         A GPU writes it to memory. Here it has the dtype to which it is rounded anyway.
         """
-        if self.is_unpacked or (self.may_end_early and compat.mesh_platform() != "cpu"):
+        if self.is_way or (self.may_end_early and compat.mesh_platform() != "cpu"):
             return x.astype(self.inputs.query.dtype)
         return x
 
@@ -242,11 +276,59 @@ class Loop:
             return [handle.done(after=after) for handle in arriving]
         return arriving.done(after=after)
 
+    def last_block(self) -> Keys:
+        """Return the block that is here at the last turn of the way forward."""
+        if not (self.is_way and self.last):
+            return self.own_block
+        axis, distance = self.call.axis_name, self.distances[-1]
+        return ring_shift(self.own_block, axis, shift=distance)
+
     def hop(self, block: Keys, distance) -> Hop:
         """Return the hop of a block; 0 is the distance of a rank's own."""
         is_own = isinstance(distance, int) and not distance
-        hop = self.own if is_own else self.others
+        hop, ids = (self.own if is_own else self.others), self.inputs.key_ids
+        if block.segment_ids is None and self.packing is not None:
+            if not is_own:
+                source = members_at(self.call, self.width, distance)[1]
+                ids = self.packing.segment_ids(source)
+            block = block._replace(segment_ids=ids)
         return hop_of_block(hop, self.call, self.inputs, self.width, block, distance)
+
+    def attend(self, block: Keys, distance, onto=None):
+        """Return (out, lse) of a block, merged with those of others, if given."""
+        hop = self.hop(block, distance)
+        if self.packing is None:
+            return hop_forward(hop, onto)
+        # What a branch returns is in memory: no more digits than are needed.
+        is_last = onto is None or self.last == 1
+        dtype = self.inputs.query.dtype if is_last else hop.sum_dtype
+
+        def compute(hop):
+            out, lse = hop_forward(hop, onto)
+            return out.astype(dtype), lse
+
+        def nothing():
+            assert onto is not None
+            return onto[0].astype(dtype), onto[1]
+
+        out, lse = self.packing.compute(compute, hop, distance, nothing)
+        return out.astype(lse.dtype), lse
+
+    def gradients(self, block: Keys, distance, saved: Saved, onto=None) -> Grads:
+        """Return what a block adds to the gradients: see :func:`hop_backward`."""
+        hop = self.hop(block, distance)
+        if self.packing is None:
+            return hop_backward(hop, saved, onto)
+
+        def compute(hop):
+            return hop_backward(hop, saved.with_delta(hop), onto)
+
+        def nothing():
+            arrays = hop.query, hop.key, hop.value
+            query, *keys = (jnp.zeros_like(x, hop.sum_dtype) for x in arrays)
+            return Grads(query if onto is None else onto, *keys)
+
+        return self.packing.compute(compute, hop, distance, nothing)
 
     def columns(self, grad_bias, distance):
         """Put the gradient of a block's columns into that of the whole bias."""

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.kernel import Grads, merge
-from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.strategies.hops import distances
 from jaxcomm.attention.strategies.loop import Loop
 from jaxcomm.attention.strategies.packed_ring import packed_ring
@@ -58,7 +57,7 @@ class Ring(Strategy):
             (out, lse), block = self._attend(ring, seen)
             return (out.astype(lse.dtype), lse), (ring.kept(block), seen)
         found = packed.look()
-        out, lse = packed.forward(found, lambda: self._attend(ring.unpacked(), None)[0])
+        out, lse = packed.forward(found, lambda ring: self._attend(ring, None)[0])
         return (out.astype(lse.dtype), lse), (inputs, found)
 
     def _attend(self, ring: Loop, seen):
@@ -66,10 +65,10 @@ class Ring(Strategy):
         inputs, own_block = ring.inputs, ring.own_block
 
         def attend(parts, block, distance):
-            hop = ring.hop(block, distance)
             if parts and not ring.keeps_parts:
-                return [hop_forward(hop, parts[0])]
-            return ring.few([*parts, hop_forward(hop)], lambda parts: merge(*parts))
+                return [ring.attend(block, distance, parts[0])]
+            parts = [*parts, ring.attend(block, distance)]
+            return ring.few(parts, lambda parts: merge(*parts))
 
         def step(turn, carry, shift):
             parts, block = carry
@@ -116,16 +115,12 @@ class Ring(Strategy):
         if packed is None:
             found = self._differentiate(ring, saved, seen)
         else:
-            found = packed.backward(
-                seen,
-                saved,
-                lambda last: self._differentiate(ring.unpacked(last), saved, None),
-            )
+            found = packed.backward(seen, saved, self._differentiate)
         return jax.tree.map(lambda x: x.astype(ring.own.sum_dtype), found)
 
-    def _differentiate(self, ring: Loop, saved, seen):
-        kept_block = ring.own_block
-        if ring.is_unpacked:
+    def _differentiate(self, ring: Loop, saved, seen=None):
+        own_block = ring.own_block
+        if ring.is_way and ring.packing is None:
             saved = saved.with_delta(ring.own)
 
         def gradients(total, block, distance):
@@ -134,14 +129,13 @@ class Ring(Strategy):
             Args:
               total: the sums so far, or None; those of the queries are a list.
             """
-            hop = ring.hop(block, distance)
             if total is None:
-                found = hop_backward(hop, saved)
+                found = ring.gradients(block, distance, saved)
                 query, slopes = [found.query], found.slopes
                 bias = ring.columns(found.bias, distance)
             else:
                 onto = None if ring.keeps_parts else total.query[0]
-                found = hop_backward(hop, saved, onto)
+                found = ring.gradients(block, distance, saved, onto)
                 before = total.query if ring.keeps_parts else []
                 query = ring.few([*before, found.query], sum)
                 bias = ring.add_columns(total.bias, found.bias, distance)
@@ -149,20 +143,25 @@ class Ring(Strategy):
             return Grads(query, None, None, bias, slopes), (found.key, found.value)
 
         def own():
-            total, (key, value) = gradients(None, kept_block, 0)
+            total, (key, value) = gradients(None, own_block, 0)
             return result(total, key, value)
 
         def around(last):
-            arriving = ring.start(kept_block, -ring.shift(ring.last - 1))
-            block = ring.then(arriving, kept_block)
-            total, grads = gradients(None, block, ring.distance_at(last))
-            block = ring.done(arriving, after=ring.written(*grads))
+            block = ring.last_block()
+            if ring.is_way and ring.last == 1:  # What would come is here.
+                total, grads = gradients(None, block, ring.distance_at(last))
+            else:
+                arriving = ring.start(block, -ring.shift(ring.last - 1))
+                block = ring.then(arriving, block)
+                total, grads = gradients(None, block, ring.distance_at(last))
+                block = ring.done(arriving, after=ring.written(*grads))
             if ring.keeps_parts:
                 # They are the kernel's, which rounds, and nothing was added.
                 grads = tuple(x.astype(ring.inputs.query.dtype) for x in grads)
             carry = total, grads, block
             step = functools.partial(step_to, last)
             total, grads, block = ring.for_hops(1, last, step, carry, is_backward=True)
+            block = own_block if ring.is_way else block
             following = ring.start(grads, -ring.shift(0))
             total, added = gradients(total, ring.then(following, block), 0)
             following = ring.done(following, after=ring.written(*added))

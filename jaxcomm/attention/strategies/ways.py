@@ -15,7 +15,7 @@ from jaxcomm import compat
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash.pieces import Pieces
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.kernels.selection import is_flash
+from jaxcomm.attention.kernels.selection import is_flash, unpacked
 from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.permutation import poison
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
@@ -114,6 +114,23 @@ class Ways:
         places += [len(each), len(each) + 1]
         return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
 
+    def of_pass(self, found: Found, compute: Callable, look=None):
+        """Return what ``compute(pack)`` does, in the one way of packing or in others.
+
+        Args:
+          found: ``of_ways`` are the starts of each hop.
+          compute: given ``pack(hop, which)``, which returns a hop for its kernel.
+          look: as in :meth:`take`.
+        """
+
+        def packed(starts):
+            return compute(lambda hop, which: hop.replace(packed=starts[which]))
+
+        def rest():
+            return compute(lambda hop, which: unpacked(hop))
+
+        return self.take(found, [packed], rest, look)
+
     def _wrong(self, way, of_ways):
         """Return what no result is, in the shapes of a way's results."""
         # An array of this rank: what comes of it differs between ranks too.
@@ -137,7 +154,7 @@ def _is_packed(hop: Hop) -> bool:
     return bool(hop.runs) and is_flash(hop.replace(packed=()))
 
 
-class Pieced(NamedTuple):
+class AllPieces(NamedTuple):
     """The pieces of all ranks.
 
     Attributes:
@@ -151,7 +168,7 @@ class Pieced(NamedTuple):
     are_wrong: Any
 
     @classmethod
-    def of(cls, call: AttentionCall, inputs: Inputs, most: int) -> "Pieced":
+    def of(cls, call: AttentionCall, inputs: Inputs, most: int) -> "AllPieces":
         """Return them. It costs a sum of some KiB for each rank."""
         rank = call.rank()
         tokens = Coordinates(order.held(inputs.query_layout, rank), inputs.query_ids)
