@@ -32,6 +32,10 @@ class Coordinates(NamedTuple):
         """Whether all sequences of the batch have the same tokens."""
         return self.segment_ids is None and self.positions.ndim == 1
 
+    def expanded(self, axis: int) -> "Coordinates":
+        """Return them with one dimension more."""
+        return jax.tree.map(lambda x: jnp.expand_dims(x, axis), self)
+
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
@@ -193,12 +197,20 @@ class Run:
         seen. ``"apart"``: they have no token in common. ``"behind"``: the keys are all
         that lie directly before the queries in a window.
       is_consecutive: whether positions of the queries leave none out.
+      starts: where its documents begin, as FlashAttention takes them; or None, if
+        nobody has looked.
     """
 
     queries: tuple[int, int]
     keys: tuple[int, int]
     are: Literal["same", "among", "apart", "behind"] = "among"
     is_consecutive: bool = True
+    starts: Any = None
+
+
+jax.tree_util.register_dataclass(
+    Run, ["starts"], ["queries", "keys", "are", "is_consecutive"]
+)
 
 
 _P = ParamSpec("_P")

@@ -10,6 +10,7 @@ import numpy as np
 from bench.gpu.timer import Timer
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.flash import library
+from jaxcomm.attention.kernels.flash.pieces import Starts
 
 # A document sees none of another's keys, in attention by jax.nn.
 _MASKED = "xla"
@@ -57,9 +58,10 @@ def _by_flash(lengths, window):
     starts = None
     if lengths:
         at = jnp.asarray([0, *np.cumsum(lengths)], jnp.int32)
-        starts = library.Starts(at, at, (max(lengths),) * 2)
+        starts = Starts(at, at)
     left = -1 if window is None else window - 1
     options: dict[str, Any] = {"is_causal": True, "window": (left, 0)}
+    options["longest"] = (max(lengths, default=0),) * 2
 
     def packed(x):
         return x if starts is None else x[0]

@@ -43,8 +43,6 @@ class Hop:
       block: int32 scalar, which of the blocks it is. If None, the only one.
       runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
         that they see. Empty if they are no runs, or no such kernel may compute it.
-      packed: for such kernels: where the documents of each run begin, as FlashAttention
-        takes them; or None, if nobody has looked.
       kernels: the :class:`Kernel` objects that may compute it. The first that can does.
       refused: names of other kernels, and why they cannot.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
@@ -72,7 +70,6 @@ class Hop:
     blocks: tuple[Block, ...] = ()
     block: Any = None
     runs: tuple[Run, ...] = ()
-    packed: Any = None
     kernels: tuple[Any, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     platform: str | None = None
@@ -82,6 +79,17 @@ class Hop:
     def replace(self, **changed: Any) -> "Hop":
         """Return a hop with other attributes."""
         return dataclasses.replace(self, **changed)
+
+    def packed(self, starts) -> "Hop":
+        """Return a hop whose runs know where their documents begin."""
+        pairs = zip(self.runs, starts, strict=True)
+        runs = [dataclasses.replace(run, starts=each) for run, each in pairs]
+        return self.replace(runs=tuple(runs))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether somebody has looked where documents begin."""
+        return any(run.starts is not None for run in self.runs)
 
     @property
     def has_shared_tokens(self) -> bool:
@@ -95,20 +103,14 @@ class Hop:
 
     def seen(self) -> jax.Array:
         """Return which keys each query sees, bool (B or 1, T, S), without the bias."""
-
-        def spread(tokens, axis):
-            return Coordinates(
-                *(
-                    None if x is None else jnp.expand_dims(jnp.atleast_2d(x), axis)
-                    for x in tokens
-                )
-            )
-
-        return self.mask.allowed(spread(self.queries, 2), spread(self.keys, 1))
+        queries, keys = (
+            jax.tree.map(jnp.atleast_2d, x) for x in (self.queries, self.keys)
+        )
+        return self.mask.allowed(queries.expanded(2), keys.expanded(1))
 
 
 _ARRAYS = ("query", "key", "value", "queries", "keys", "bias", "slopes", "seeds")
-_ARRAYS += ("block", "packed")
+_ARRAYS += ("block", "runs")
 jax.tree_util.register_dataclass(
     Hop,
     _ARRAYS,

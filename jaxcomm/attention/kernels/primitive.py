@@ -198,7 +198,7 @@ def _define(name, function, avals, is_backward: bool):
             if dim != _UNMAPPED
         )
         args, dims = (jax.tree.unflatten(tree, x) for x in (leaves, dims))
-        if args[0].packed is not None:
+        if args[0].is_packed:
             # Where documents begin in a larger batch nobody has looked.
             args, dims = ((unpacked(hop), *others) for hop, *others in (args, dims))
         outs = avals(*jax.tree.map(_one_of, args, dims)).values()

@@ -135,7 +135,7 @@ def unpacked(hop: Hop) -> Hop:
     """Return a hop for the kernels that take all documents, in any order."""
     kernels = tuple(kernel for kernel in hop.kernels if not kernel.by_runs)
     others = tuple(kernel for kernel in KERNELS if not kernel.by_runs)
-    return hop.replace(runs=(), packed=None, kernels=kernels or others)
+    return hop.replace(runs=(), kernels=kernels or others)
 
 
 def select(hop: Hop) -> Kernel:

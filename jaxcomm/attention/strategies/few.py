@@ -149,8 +149,7 @@ class FewHops:
             key_segments=counts[1:],
             blocks=(),
             block=None,
-            runs=(Run((0, counts[0]), (0, counts[1]), "apart", False),),
-            packed=(starts,),
+            runs=(Run((0, counts[0]), (0, counts[1]), "apart", False, starts),),
         )
 
 

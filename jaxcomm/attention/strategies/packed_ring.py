@@ -246,16 +246,14 @@ class _Packing(Packing):
 
     def compute(self, function, hop, distance, nothing):
         is_own = isinstance(distance, int) and not distance
-        packed = hop.replace(packed=(self.known.own,))
-        if not is_own:
+        if is_own:
+            packed = hop.packed((self.known.own,))
+        else:
             seen = jax.tree.map(lambda x: x[distance - 1], self.known.seen)
             counts = hop.query.shape[1], hop.key.shape[1]
-            packed = hop.replace(
-                blocks=(),
-                block=None,
-                runs=(Run((0, counts[0]), (0, counts[1]), "apart", False),),
-                packed=(seen.starts(*(self.of.batch * n for n in counts)),),
-            )
+            starts = seen.starts(*(self.of.batch * n for n in counts))
+            run = Run((0, counts[0]), (0, counts[1]), "apart", False, starts)
+            packed = hop.replace(blocks=(), block=None, runs=(run,))
         if self.is_pass:
             return function(packed)
 

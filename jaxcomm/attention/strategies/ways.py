@@ -124,7 +124,7 @@ class Ways:
         """
 
         def packed(starts):
-            return compute(lambda hop, which: hop.replace(packed=starts[which]))
+            return compute(lambda hop, which: hop.packed(starts[which]))
 
         def rest():
             return compute(lambda hop, which: unpacked(hop))
@@ -151,7 +151,7 @@ def ways_of(call: AttentionCall, inputs: Inputs, count: int, *hops: Hop) -> Ways
 
 def _is_packed(hop: Hop) -> bool:
     """Say whether FlashAttention computes the runs of a hop on the GPUs at hand."""
-    return bool(hop.runs) and is_flash(hop.replace(packed=()))
+    return bool(hop.runs) and is_flash(hop.packed([()] * len(hop.runs)))
 
 
 class AllPieces(NamedTuple):

@@ -145,8 +145,8 @@ def _chosen(hop: Hop) -> Hop:
     else:
         return hop
     run = Run((0, hop.query.shape[1]), (0, hop.key.shape[1]), are, False)
-    starts = sequences.of_blocks(hop, run)
-    return hop.replace(blocks=(), block=None, runs=(run,), packed=(starts,))
+    run = dataclasses.replace(run, starts=sequences.of_blocks(hop, run))
+    return hop.replace(blocks=(), block=None, runs=(run,))
 
 
 def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
@@ -206,7 +206,7 @@ def _why_not(hop: Hop) -> str | None:
                 "it takes documents where a rank's keys are its own, or all in their "
                 "natural order"
             )
-        if hop.platform is not None and hop.packed is None:
+        if hop.platform is not None and not hop.is_packed:
             return "nothing says where the documents begin"
     if hop.is_backward and _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
         return f"its gradients are not deterministic, which {_DETERMINISTIC} asks for"

@@ -9,10 +9,12 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
+
+from jaxcomm.attention.kernels.flash.pieces import Starts
 
 _PACKAGES = {13: "dew-flash-attn-cu13", 12: "dew-flash-attn-cu12"}
 # Those whose targets take and return what is below.
@@ -25,20 +27,6 @@ TARGETS = tuple(
 )
 # Rows of the backward pass' scratch memory beyond the queries of each sequence.
 _SCRATCH_ROWS = 128
-
-
-class Starts(NamedTuple):
-    """Where packed sequences begin, and how long they may be.
-
-    Attributes:
-      queries: int32 (sequences + 1,), the first query of each, and the end.
-      keys: the same for the keys.
-      longest: the most queries, and the most keys, that one has.
-    """
-
-    queries: Any
-    keys: Any
-    longest: tuple[int, int]
 
 
 class _Lack(NamedTuple):
@@ -109,14 +97,16 @@ def _cuda() -> int | None:
 
 
 def forward(
-    query, key, value, starts: Starts | None = None, *, scale, is_causal, window
-):
+    query, key, value, starts: Starts | None = None,
+    *, scale, is_causal, window, longest=(0, 0),
+):  # fmt: skip
     """Call the kernel of the forward pass; can be lowered for CUDA only.
 
     Args:
       query, key, value: (B, T, N, D), (B, S, K, D) and (B, S, K, D), 16 bits; or (T, N,
         D), (S, K, D) and (S, K, D), packed.
       starts: of packed sequences.
+      longest: the most queries, and the most keys, that one of these has.
       scale: factor on the scores.
       is_causal: whether query i of a sequence of T sees its S keys up to ``i + S - T``.
       window: how far it sees to the left and right of that key; -1 for all.
@@ -134,19 +124,20 @@ def forward(
     target = TARGETS[0] if starts is None else TARGETS[2]
     out, lse, _, _ = jax.ffi.ffi_call(target, results)(
         *(query, key, value, *_operands(starts)),
-        **_attributes(starts, scale, is_causal, window),
+        **_attributes(starts, scale, is_causal, window, longest),
     )
     return out, lse
 
 
 def backward(
     query, key, value, lse, out, grad_out, starts: Starts | None = None,
-    *, scale, is_causal, window,
+    *, scale, is_causal, window, longest=(0, 0),
 ):  # fmt: skip
     """Call the kernel of the backward pass.
 
     Args:
-      query, key, value, starts, scale, is_causal, window: as in :func:`forward`.
+      query, key, value, starts: as in :func:`forward`.
+      scale, is_causal, window, longest: likewise.
       lse: float32 (B, N, T) or (N, T), over the keys of all hops.
       out, grad_out: shaped as the query, over the keys of all hops.
 
@@ -166,7 +157,7 @@ def backward(
     target = TARGETS[1] if starts is None else TARGETS[3]
     *grads, _, _ = jax.ffi.ffi_call(target, results)(
         *(grad_out, query, key, value, out, lse, *_operands(starts)),
-        **_attributes(starts, scale, is_causal, window),
+        **_attributes(starts, scale, is_causal, window, longest),
     )
     return tuple(grads)
 
@@ -175,7 +166,9 @@ def _operands(starts: Starts | None) -> tuple:
     return () if starts is None else (starts.queries, starts.keys)
 
 
-def _attributes(starts: Starts | None, scale: float, is_causal: bool, window) -> dict:
+def _attributes(
+    starts: Starts | None, scale: float, is_causal: bool, window, longest
+) -> dict:
     found = {
         "softmax_scale": np.float64(scale),
         "is_causal": is_causal,
@@ -183,6 +176,6 @@ def _attributes(starts: Starts | None, scale: float, is_causal: bool, window) ->
         "window_size_right": np.int64(window[1]),
     }
     if starts is not None:
-        longest = map(np.int64, starts.longest)
-        found |= dict(zip(("max_seqlen", "max_seqlen_k"), longest, strict=True))
+        numbers = map(np.int64, longest)
+        found |= dict(zip(("max_seqlen", "max_seqlen_k"), numbers, strict=True))
     return found

@@ -45,8 +45,10 @@ def backward(hop: Hop, saved: Saved) -> Grads:
 
 def _runs(hop: Hop):
     """Return the hop with each of its runs, and where its sequences begin."""
-    starts = hop.packed or [sequences.of_run(hop, run) for run in hop.runs]
-    return [(hop, *of) for of in zip(hop.runs, starts, strict=True)]
+    return [
+        (hop, run, sequences.of_run(hop, run) if run.starts is None else run.starts)
+        for run in hop.runs
+    ]
 
 
 def _options(hop: Hop, run: Run) -> dict:
@@ -57,12 +59,9 @@ def _options(hop: Hop, run: Run) -> dict:
     if run.are == "behind":
         # The last query is as far from the last key as the queries are many.
         window = (left or 0) - (run.queries[1] - run.queries[0]), -1
-    return {"scale": hop.scale, "is_causal": window[1] == 0, "window": window}
-
-
-def _starts(of: sequences.Starts, run: Run) -> library.Starts:
     longest = run.queries[1] - run.queries[0], run.keys[1] - run.keys[0]
-    return library.Starts(*of, longest)
+    options = {"scale": hop.scale, "is_causal": window[1] == 0, "window": window}
+    return options | {"longest": longest}
 
 
 def _packed(x, part: tuple[int, int]):
@@ -84,9 +83,7 @@ def _attend(hop: Hop, run: Run, starts):
     """Return (out, lse) of a run: (B, queries, N, V) and (B, queries, N)."""
     query = _packed(hop.query, run.queries)
     key, value = (_packed(x, run.keys) for x in (hop.key, hop.value))
-    out, lse = library.forward(
-        query, key, value, _starts(starts, run), **_options(hop, run)
-    )
+    out, lse = library.forward(query, key, value, starts, **_options(hop, run))
     shape = hop.query.shape[0], run.queries[1] - run.queries[0]
     lse = _seen(hop, run, lse.T.reshape(*shape, -1), -jnp.inf)
     return out.reshape(*shape, *out.shape[1:]), lse
@@ -104,8 +101,7 @@ def _gradients(hop: Hop, run: Run, starts, saved: Saved):
     lse = _seen(hop, run, lse[:, slice(*run.queries)], jnp.inf)
     lse = lse.reshape(-1, lse.shape[2]).T
     grads = library.backward(
-        query, key, value, lse, out, grad_out, _starts(starts, run),
-        **_options(hop, run),
+        query, key, value, lse, out, grad_out, starts, **_options(hop, run)
     )  # fmt: skip
     parts = run.queries, run.keys, run.keys
     query, *keys = (

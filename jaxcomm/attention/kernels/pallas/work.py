@@ -107,14 +107,12 @@ class Work:
 
     def modes(self):
         """Return what each pair of tiles needs, int32 (1 or B, tiles, tiles)."""
-
-        def cut(tokens: Coordinates, size: int):
-            return Coordinates(
-                *(None if x is None else x.reshape(len(x), -1, size) for x in tokens)
-            )
-
+        sizes = self.sizes.queries, self.sizes.keys
         return self.hop.mask.modes(
-            cut(self.queries, self.sizes.queries), cut(self.keys, self.sizes.keys)
+            *(
+                jax.tree.map(lambda x, size=size: x.reshape(len(x), -1, size), tokens)
+                for tokens, size in zip((self.queries, self.keys), sizes, strict=True)
+            )
         )
 
     def pad_rows(self, x):
@@ -148,16 +146,10 @@ class Work:
           terms: slope, seed and bias, the last in the order of the scores.
         """
         slope, seed, bias = terms
-
-        def spread(tokens: Coordinates, axis: int):
-            return Coordinates(
-                *(None if x is None else jnp.expand_dims(x, axis) for x in tokens)
-            )
-
         return Tile(
             hop=self.hop,
-            rows=spread(rows, 0 if across else 1),
-            keys=spread(keys, 1 if across else 0),
+            rows=rows.expanded(0 if across else 1),
+            keys=keys.expanded(1 if across else 0),
             is_masked=is_masked,
             bias=bias,
             slopes=slope,
