@@ -111,8 +111,7 @@ class Gathered(Strategy):
         return ways_of(call, inputs, 1, hop)
 
     def _hop(self, call, inputs) -> Hop:
-        own = Keys(inputs.key, inputs.value, inputs.key_ids)
-        keys = self.gather(call, inputs, own)
+        keys = self.gather(call, inputs, inputs.keys)
         layouts, bias = (inputs.query_layout, inputs.key_layout), inputs.bias
         queries = coordinates_of(layouts[0], call.rank(), 1, inputs.query_ids)
         of_keys = Coordinates(self.positions(call, inputs), keys.segment_ids)

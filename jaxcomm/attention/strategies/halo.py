@@ -230,8 +230,8 @@ class _Border:
         self.found = Found(None, None)
         self._pack = None
         self.first, self.last = Part(slice(self.rows)), Part(slice(-keys, None))
-        own, tail = own_hop(call, inputs), (inputs.key, inputs.value, inputs.key_ids)
-        behind = self.behind(Keys(*jax.tree.map(self.last.of, tail)))
+        own, tail = own_hop(call, inputs), jax.tree.map(self.last.of, inputs.keys)
+        behind = self.behind(tail)
         self.ways = ways_of(call, inputs, 1, own, behind)
 
     def look(self, most: int) -> Found:
@@ -323,9 +323,7 @@ class _Border:
 
     def start(self):
         """Begin to send the own border to the next rank."""
-        inputs = self.inputs
-        own = Keys(inputs.key, inputs.value, inputs.key_ids)
-        tail = jax.tree.map(self.last.of, own)
+        tail = jax.tree.map(self.last.of, self.inputs.keys)
         return ring_shift_start(tail, self.call.axis_name, shift=1)
 
     def own(self, arriving) -> Hop:

@@ -1,8 +1,7 @@
 """The hops of a ring, in their order, and what travels between them."""
 
 import copy
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +29,6 @@ _HELD = 2**28
 _UNROLLED_RANKS = 8
 
 
-class Packing(Protocol):
-    """How hops are computed by a kernel that takes documents packed."""
-
-    is_pass: bool
-
-    def segment_ids(self, source) -> Any:
-        """Return the documents of a rank's keys, which did not travel with them."""
-        ...
-
-    def compute(
-        self, function: Callable[[Hop], Any], hop: Hop, distance, nothing: Callable
-    ) -> Any:
-        """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
-        ...
-
-
 class Loop:
     """The hops of one call.
 
@@ -55,7 +38,8 @@ class Loop:
       own, others: the hop of a rank's own keys, and what those of others have in
         common, with the arrays of this rank.
       own_block: the keys to begin with.
-      packing: how documents are packed. If None, kernels take all documents.
+      packing: how documents are packed, a ``packed_ring.Packing``. If None, kernels
+        take all documents.
       is_way: whether it is a way of a pass that is chosen elsewhere. Its arrays are a
         rank's own, backward too.
       unrolls: whether the hops are no loop of the program.
@@ -68,8 +52,8 @@ class Loop:
         self.members = call.size // width
         self.distances = distances(inputs, call.mask, width)
         self.last = len(self.distances) - 1
-        self.own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
-        self.packing: Packing | None = None
+        self.own_block = inputs.keys
+        self.packing: Any = None
         self.is_way = False
         self.is_uniform = self.distances == tuple(range(len(self.distances)))
         self.own = self.others = own_hop(call, inputs, width)
@@ -91,7 +75,7 @@ class Loop:
         ring.is_way = True
         return ring
 
-    def packed(self, packing: Packing, is_alone: bool) -> "Loop":
+    def packed(self, packing, is_alone: bool) -> "Loop":
         """Return the same hops for a kernel that takes documents packed.
 
         Args:
@@ -116,7 +100,7 @@ class Loop:
         ring = copy.copy(self)
         ring.inputs = (inputs or self.inputs).gathered(self.call)
         if inputs is not None:
-            ring.own_block = Keys(inputs.key, inputs.value, inputs.key_ids)
+            ring.own_block = inputs.keys
         return ring
 
     @property

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash import sequences
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Seen, Starts
-from jaxcomm.attention.kernels.kernel import Saved
+from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.few import Few, FewHops, in_rows
-from jaxcomm.attention.strategies.loop import Loop, Packing, completion
+from jaxcomm.attention.strategies.loop import Loop, completion
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways, ways_of
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
@@ -225,10 +225,10 @@ class PackedRing:
         """Return the hops of a way; or those of which each goes the way it has to."""
         is_alone = not self.ring.last or way in (OWN, FEWEST, FEW)
         known = known if is_alone else self._read(known)
-        return self.ring.packed(_Packing(self, found, way, known), is_alone)
+        return self.ring.packed(Packing(self, found, way, known), is_alone)
 
 
-class _Packing(Packing):
+class Packing:
     """How the hops of one way are packed.
 
     Attributes:
@@ -241,10 +241,12 @@ class _Packing(Packing):
         self.is_pass = way is not None
 
     def segment_ids(self, source):
+        """Return the documents of a rank's keys, which did not travel with them."""
         pieces = jax.tree.map(lambda x: x[source], self.known.every)
         return pieces.segment_ids(self.of.batch, self.of.tokens)
 
-    def compute(self, function, hop, distance, nothing):
+    def compute(self, function, hop: Hop, distance, nothing):
+        """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
         is_own = isinstance(distance, int) and not distance
         if is_own:
             packed = hop.packed((self.known.own,))

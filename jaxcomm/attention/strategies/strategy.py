@@ -120,6 +120,11 @@ class Inputs(NamedTuple):
     is_right: Any = None
     table: Any = None
 
+    @property
+    def keys(self) -> "Keys":
+        """Return what may travel."""
+        return Keys(self.key, self.value, self.key_ids)
+
     def gathered(self, call: "AttentionCall") -> "Inputs":
         """Return inputs with layouts that know the order of all ranks' tokens."""
         query, key = (
