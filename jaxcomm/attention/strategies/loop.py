@@ -269,10 +269,9 @@ class Loop:
 
     def hop(self, block: Keys, distance) -> Hop:
         """Return the hop of a block; 0 is the distance of a rank's own."""
-        is_own = isinstance(distance, int) and not distance
-        hop, ids = (self.own if is_own else self.others), self.inputs.key_ids
+        hop, ids = (self.own if is_own(distance) else self.others), self.inputs.key_ids
         if block.segment_ids is None and self.packing is not None:
-            if not is_own:
+            if not is_own(distance):
                 source = members_at(self.call, self.width, distance)[1]
                 ids = self.packing.segment_ids(source)
             block = block._replace(segment_ids=ids)
@@ -304,8 +303,13 @@ class Loop:
         if self.packing is None:
             return hop_backward(hop, saved, onto)
 
+        # A rank's own keys are the last: see attend. Other sums are not rounded.
+        is_last = not self.packing.is_pass and is_own(distance)
+
         def compute(hop):
-            return hop_backward(hop, saved.with_delta(hop), onto)
+            found = hop_backward(hop, saved.with_delta(hop), onto)
+            query = self.rounded(found.query) if is_last else found.query
+            return found._replace(query=query)
 
         def nothing():
             arrays = hop.query, hop.key, hop.value
@@ -329,6 +333,11 @@ class Loop:
         _, source = members_at(self.call, self.width, distance)
         start = source * grad_bias.shape[3]
         return jax.lax.dynamic_update_slice_in_dim(total, grad_bias, start, axis=3)
+
+
+def is_own(distance) -> bool:
+    """Say whether it is that of a rank's own keys: others may be traced."""
+    return isinstance(distance, int) and not distance
 
 
 def completion(arrays):

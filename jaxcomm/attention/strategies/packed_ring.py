@@ -20,7 +20,7 @@ from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.few import Few, FewHops, in_rows
-from jaxcomm.attention.strategies.loop import Loop, completion
+from jaxcomm.attention.strategies.loop import Loop, completion, is_own
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways, ways_of
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
@@ -247,8 +247,7 @@ class Packing:
 
     def compute(self, function, hop: Hop, distance, nothing):
         """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
-        is_own = isinstance(distance, int) and not distance
-        if is_own:
+        if is_own(distance):
             packed = hop.packed((self.known.own,))
         else:
             seen = jax.tree.map(lambda x: x[distance - 1], self.known.seen)
@@ -266,5 +265,5 @@ class Packing:
             return nothing()
 
         ways = self.of.ways
-        each = [some if is_own else none, some, some, some][: ways.count]
+        each = [some if is_own(distance) else none, some, some, some][: ways.count]
         return ways.take(self.found, each, lambda: function(unpacked(hop)))
