@@ -87,6 +87,20 @@ TEST(rows_are_copied_where_nccl_would_pack_them) {
   Expect(EngineKind::kNccl, call, kAny, kProcesses);
 }
 
+TEST(many_ranks_of_a_process_copy_what_is_long) {
+  constexpr auto kCopy = EngineKind::kCopy, kNccl = EngineKind::kNccl;
+  CallFacts call = Moves(kAny.least_copied_to_many);
+  call.size = 4;
+  Expect(kCopy, call);
+  --call.bytes_sent;
+  Expect(kNccl, call);
+  call.moves_along_pairs = true;
+  Expect(kCopy, call);
+  call.moves_along_pairs = false;
+  call.is_start = true;  // beside other work
+  Expect(kCopy, call);
+}
+
 TEST(each_limit_counts) {
   constexpr auto kCopy = EngineKind::kCopy, kSum = EngineKind::kOneShot;
   constexpr auto kNccl = EngineKind::kNccl;

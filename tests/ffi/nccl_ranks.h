@@ -70,7 +70,8 @@ inline std::shared_ptr<Communicator> Make(const Options& options = {},
                options.settings,
                {kHangSeconds},
                {options.copies, options.one_shot, options.copy_patience,
-                options.device_sizes, options.window_bytes},
+                options.device_sizes, options.window_bytes, EnginePolicy{}.arena_bytes,
+                /*least_copied_to_many=*/0},
                options.on_failure};
   how.check = options.check;
   CommunicatorSpec spec = Spec(groups, options.timeout);

@@ -9,7 +9,11 @@ bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
               const EngineTopology& topology) {
   // Four ranks of a process waited for each other on the host for longer than NCCL
   // took: 443 us in place of 310, on H100s.
-  if (call.is_packed_for_nccl && call.size > 2) return false;
+  const bool is_to_many = call.size > 2 && !call.moves_along_pairs;
+  if (call.is_packed_for_nccl && is_to_many) return false;
+  if (is_to_many && !call.is_start && call.bytes_sent < policy.least_copied_to_many) {
+    return false;
+  }
   return policy.copy_engines && topology.can_copy &&
          IsWorthCopying(call.bytes_sent, call.copies,
                         call.is_start || call.is_packed_for_nccl) &&
