@@ -80,7 +80,9 @@ class NcclBackend(Backend):
             _ffi.prepare_data_dependent(spec.key)
         except RuntimeError as error:
             raise CommunicatorError(
-                f"{spec}: no memory for the offsets and sizes of {collective}: {error}"
+                f"{spec}: no memory for offsets and sizes of {collective}: {error}. "
+                f"Leave XLA less of the GPU (XLA_PYTHON_CLIENT_MEM_FRACTION), or use "
+                f"groups of fewer ranks"
             ) from None
 
     def end(self, spec: CommunicatorSpec, connection: Connection) -> None:
