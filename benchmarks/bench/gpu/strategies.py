@@ -24,7 +24,8 @@ _LEAST_OF_AUTO = 0.97
 _LAYERS = 8
 # Of more tokens one layer takes long enough, and all that a GPU has.
 _MANY = 1 << 15
-_ROUNDS = 5
+# Of the longest, a call of one strategy takes seconds.
+_ROUNDS, _ROUNDS_OF_LONG = 5, 2
 _DOCUMENTS = 24
 
 
@@ -52,10 +53,7 @@ class Case:
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
     """Yields seconds of a layer, against one kernel over the whole divided by ranks."""
-    rounds = min(timer.sizes.rounds, _ROUNDS)
-    timer = dataclasses.replace(
-        timer, sizes=dataclasses.replace(timer.sizes, rounds=rounds)
-    )
+    timer = _with(timer, _ROUNDS)
     timers = [timer]
     if timer.size > 2 and jax.process_count() == 1:
         auto = (jax.sharding.AxisType.Auto,)
@@ -67,7 +65,10 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         jaxcomm.init(each.mesh, "i")
         lengths = each.sizes.tokens if each is timer else each.sizes.up_to(_MANY)
         for tokens in lengths:
-            yield from of_case(each, tokens, causal(each, tokens))
+            often = each if tokens <= sizes.MOST_ALONE else _with(each, _ROUNDS_OF_LONG)
+            yield from of_case(often, tokens, causal(each, tokens))
+            if tokens > sizes.MOST_ALONE:
+                continue
             *heads, value_size = each.sizes.latent
             latent = dataclasses.replace(each.sizes, heads=tuple(heads))
             of_latent = dataclasses.replace(each, sizes=latent)
@@ -75,6 +76,13 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
         longest = max(each.sizes.up_to(_MANY))
         for case in documents(each, longest):
             yield from of_case(each, longest, case)
+
+
+def _with(timer, rounds) -> Timer:
+    rounds = min(timer.sizes.rounds, rounds)
+    return dataclasses.replace(
+        timer, sizes=dataclasses.replace(timer.sizes, rounds=rounds)
+    )
 
 
 def causal(timer, tokens, value_size=None) -> Case:
