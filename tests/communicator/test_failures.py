@@ -1,6 +1,6 @@
 """F2: a failure of one process becomes a failure of those that share a world with it.
 
-Here with a store in memory; tests/nccl/test_processes.py has the real one.
+Here with a store in memory; tests/nccl/test_failing_processes.py has the real one.
 """
 
 import pytest
