@@ -1,7 +1,6 @@
 """Which rank holds which tokens of a sequence: the rule, and what came of it."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -43,7 +42,6 @@ class Layout:
         size, local length) if the sequences of a batch differ. Each number below
         ``size * local_length`` is there once, and padding has those from ``length``
         on. If None, the schedule says it.
-      is_static: whether the positions are known when a program is traced.
 
     Raises:
       ValueError: the schedule is unknown, ``size`` is below one, ``length`` is
@@ -64,7 +62,6 @@ class Layout:
     size: int
     length: int
     order: Any = None
-    is_static: bool = dataclasses.field(init=False, repr=False)
     _key: Any = dataclasses.field(init=False, repr=False)
 
     def __init__(
@@ -83,13 +80,18 @@ class Layout:
         self._set(schedule, size, length, checked_order(order, size, length))
 
     def _set(self, schedule, size, length, order):
-        # Set once: a call asks for them some thirty times.
+        # The key is made once: a call asks for it some thirty times.
+        key = schedule, size, length
         vars(self).update(
-            schedule=schedule, size=size, length=length, order=order,
-            is_static=order is None, _key=(schedule, size, length),
-        )  # fmt: skip
+            schedule=schedule, size=size, length=length, order=order, _key=key
+        )
 
-    @functools.cached_property
+    @property
+    def is_static(self) -> bool:
+        """Whether the positions are known when a program is traced."""
+        return self.order is None
+
+    @property
     def local_length(self) -> int:
         """The number of tokens that each rank holds, padding included."""
         if self.order is not None:

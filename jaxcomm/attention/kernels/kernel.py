@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -80,7 +81,7 @@ class Hop:
         """Return a hop with other attributes."""
         return dataclasses.replace(self, **changed)
 
-    def packed(self, starts) -> "Hop":
+    def packed(self, starts: Sequence[tuple]) -> "Hop":
         """Return a hop whose runs know where their documents begin."""
         pairs = zip(self.runs, starts, strict=True)
         runs = [dataclasses.replace(run, starts=each) for run, each in pairs]
