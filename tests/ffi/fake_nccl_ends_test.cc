@@ -155,6 +155,50 @@ TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
   FailTogether(/*share=*/false);
 }
 
+// Another communicator cannot be made of their mesh.
+void FailToSplit(const Communicators& two) {
+  TheFake().fail("ncclCommSplit", 0, 3);
+  const auto made = two.world.lock()->Split({0, 0}, {0, 1}, {}, {kHangSeconds});
+  CHECK_FAILS(made.status(), "ncclCommSplit");
+}
+
+TEST_ALONE(what_is_in_flight_when_a_split_fails_has_its_timeout, EXIT_SUCCESS) {
+  Communicators two(OnFailure::kPoison);
+  Psum waits(0), late(1), first(0), second(1);
+  Gate of_first, of_second;
+  of_first.Hold(waits.on.stream);
+  CHECK_OK(waits.Enqueue(*two.first));
+  of_second.Hold(first.on.stream);
+  for (Psum* sum : {&first, &second}) CHECK_OK(sum->Enqueue(*two.second));
+  FailToSplit(two);
+  // So it never comes, and nothing has failed by that.
+  CHECK_FAILS(late.Enqueue(*two.first), "one more could not be made: ncclCommSplit");
+  CHECK_EQ(ProcessFailure::Get().first(), "");
+  of_second.Open();
+  for (Psum* sum : {&first, &second}) {
+    CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
+    CHECK_EQ(sum->result[0], 2.0f);
+  }
+  of_first.Open();
+  CHECK_EQ(waits.on.Synchronize(), cuda::kSuccess);  // returns, or the test hangs
+  CHECK_TRUE(std::isnan(waits.result[0]));
+  CHECK_FAILS(late.Enqueue(*two.first), "not done after 1 s");
+}
+
+TEST_ALONE(closing_after_a_split_that_failed_hands_out_nothing, EXIT_SUCCESS) {
+  Communicators two(OnFailure::kRaise);
+  Psum waits(0);
+  Gate gate;
+  gate.Hold(waits.on.stream);
+  CHECK_OK(waits.Enqueue(*two.first));
+  FailToSplit(two);
+  two.first->Abort(Status(ErrorCode::kCancelled, "closed"));
+  CHECK_TRUE(DevicesAreStopped());
+  two.first = nullptr;
+  gate.Open();
+  CHECK_EQ(waits.on.Synchronize(), kStopped);
+}
+
 // While a thread gives a stream an operation, and from then on. With one core another
 // thread goes on at any point of a look: were the counts read in the wrong order, about
 // every third trial would show it.

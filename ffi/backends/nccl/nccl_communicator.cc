@@ -30,7 +30,7 @@ NcclCommunicator::~NcclCommunicator() {
     return;
   }
   engines_.Leave();
-  parts_.comms.End(/*by_force=*/parts_.health.state() == Health::State::kFailed);
+  parts_.comms.End(/*by_force=*/parts_.health.ends_by_force());
   for (const auto& rank : parts_.ranks) {
     CurrentContext current(parts_.library.cuda, rank->facts.context);
     rank->queue.Release();
@@ -113,7 +113,7 @@ ErrorOr<LocalRank*> NcclCommunicator::FindRank(const Call& call, cuda::Stream st
   LocalRank* const rank = FindByOrdinal(parts_.ranks, call.device_id);
   if (rank == nullptr) return NotOfCommunicator(call);
   // Every engine refuses calls once the devices are stopped.
-  if (DevicesAreStopped() || parts_.health.failed()) CameTooLate(call.device_id);
+  if (parts_.health.Refusal().failure()) CameTooLate(call.device_id);
   if (!DevicesAreStopped()) RETURN_IF_ERROR(rank->runs.Begin(call, stream));
   return rank;
 }
@@ -206,6 +206,7 @@ ErrorOr<std::string> NcclCommunicator::Register(
 }
 
 Status NcclCommunicator::RunPatiently(const char* what, std::function<Status()> call) {
+  RETURN_IF_ERROR(parts_.health.Refusal());
   return jaxcomm::RunPatiently(parts_.health, shared_from_this(), what + NameOf(spec()),
                                parts_.comms.patience(), std::move(call));
 }

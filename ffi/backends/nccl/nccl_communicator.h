@@ -65,10 +65,10 @@ class NcclCommunicator final : public Communicator,
   NcclStats nccl_stats() const;
 
   // For a program that has collectives whose moves depend on numbers of devices.
-  // Where the communicator has failed, its calls say so.
+  // Where the communicator takes no calls, they say so.
   Status PrepareDataDependent() {
-    return parts_.health.Broken().failure() ? OkStatus()
-                                            : engines_.PrepareDataDependent();
+    return parts_.health.Refusal().failure() ? OkStatus()
+                                             : engines_.PrepareDataDependent();
   }
 
   // Registers a segment with NCCL, once; every process of the communicator calls it.

@@ -127,10 +127,10 @@ ErrorOr<std::vector<nccl::Comm>> NcclWorld::Split(const std::vector<int>& colors
     status = WaitUntilReady(library_, *made, patience, "ncclCommSplit");
   }
   if (status.failure()) {
-    health_->SetBroken();
+    health_->SetBroken(StrCat("one more could not be made: ", status.message()));
     // An abort would end operations of the communicators that share, without a result.
     // So if one is busy, the new ones wait for the end of the world.
-    if (!ProcessFailure::Get().RefuseAllOf(*health_, status)) {
+    if (!ProcessFailure::Get().IsAnyBusy()) {
       std::vector<nccl::Comm> there;  // in the order of the devices
       for (nccl::Comm& comm : *made) {
         there.push_back(__atomic_load_n(&comm, __ATOMIC_ACQUIRE));  // it is done

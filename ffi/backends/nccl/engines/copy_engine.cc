@@ -18,7 +18,7 @@ Status CopyEngine::Start(const Call& call, const Recipe& recipe, LocalRank& rank
 Status CopyEngine::StartOn(const Call& call, const Recipe& recipe, LocalRank& rank,
                            cuda::Stream ready, cuda::Stream on) {
   InFlight::Named named = rank.queue.Record(call);
-  Status status = parts_.health.Broken();
+  Status status = parts_.health.Refusal();
   if (status.success()) {
     named.sequence = rank.queue.NextNumber();
     CurrentContext current(parts_.library.cuda, rank.facts.context);

@@ -140,7 +140,7 @@ void DeviceSized::Leave() {
         is_busy || (member.stream != nullptr &&
                     parts_.library.cuda.EventQuery(member.last) == cuda::kNotReady);
   }
-  arenas_->Leave(is_busy, parts_.health.state() == Health::State::kFailed);
+  arenas_->Leave(is_busy, parts_.health.ends_by_force());
 }
 
 bool DeviceSized::Takes(const CallSite& site, const RankFacts& rank) {

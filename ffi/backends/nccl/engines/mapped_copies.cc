@@ -314,7 +314,7 @@ void MappedCopies::Leave() {
       std::any_of(parts_.ranks.begin(), parts_.ranks.end(), [this](const auto& rank) {
         return takes_part(rank->facts.place) && IsBusy(rank->facts);
       });
-  memory_->Leave(is_busy, parts_.health.state() == Health::State::kFailed);
+  memory_->Leave(is_busy, parts_.health.ends_by_force());
 }
 
 }  // namespace jaxcomm

@@ -54,6 +54,16 @@ Status Health::Broken() const {
   return DevicesAreStopped() ? DevicesStoppedError() : OkStatus();
 }
 
+Status Health::Refusal() const {
+  RETURN_IF_ERROR(Broken());
+  if (!policy_.world->is_broken()) return OkStatus();
+  // Of the call alone: what is in flight may come to its end.
+  return FailedPrecondition("the communicators of this mesh take no more calls: ",
+                            policy_.world->why_broken(),
+                            ". Call jaxcomm.finalize() in every process, then "
+                            "jaxcomm.init()");
+}
+
 NcclPatience Health::WhileWell(NcclPatience patience) const {
   patience.refusal = [this] { return Broken(); };
   patience.lost_peers = [this]() -> std::string {

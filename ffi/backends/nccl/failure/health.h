@@ -58,12 +58,17 @@ class Health final : public Watched {
   // How many of this process are watched.
   static int64_t num_watched() { return num_watched_.load(); }
 
-  State state() const { return state_.load(std::memory_order_acquire); }
-  // Whether it refuses every call from now on.
+  // Whether it refuses every call from now on, and nothing comes to its end.
   bool failed() const { return state() >= State::kStopping; }
   Status failure() const;
   // Why nothing can come to its end: it has failed, or the devices are stopped.
   Status Broken() const;
+  // Why it takes no calls: that, or the world takes none.
+  Status Refusal() const;
+  // Whether NCCL's part cannot end in order.
+  bool ends_by_force() const {
+    return state() == State::kFailed || policy_.world->is_broken();
+  }
 
   bool has_poison() const { return poison_ != nullptr; }
   // Gives `stream` what poisons the results of a call, if that is the policy.
@@ -109,6 +114,7 @@ class Health final : public Watched {
   // For NCCL's kernels to leave after an abort.
   static constexpr double kAbortSeconds = 10;
 
+  State state() const { return state_.load(std::memory_order_acquire); }
   bool is_busy() const;
   bool PollLocked() REQUIRES(polling_);
   // Whether each group has its ranks in one process.

@@ -144,7 +144,7 @@ bool ProcessFailure::FailTogether(Health& one, const All& all, const Cause& caus
     if (each.get() != &one && !each->SetFailed(together, /*names_a_call=*/false)) {
       continue;
     }
-    each->policy_.world->SetBroken();
+    each->policy_.world->SetBroken(together.message());
     failing->push_back(each);
   }
   return true;
@@ -168,16 +168,6 @@ void ProcessFailure::FailStopped(Health& one) {
   for (const auto& rank : one.ranks_) rank->queue.Fail();
   one.RefuseInEngines();
   AbortElsewhere(one, Ends::kThreadsInNccl);
-}
-
-bool ProcessFailure::RefuseAllOf(const WorldHealth& world, const Status& reason) {
-  bool is_busy = false;
-  for (const auto& each : all()) {
-    if (each->policy_.world.get() != &world) continue;
-    each->SetFailed(reason, /*names_a_call=*/false);
-    is_busy = is_busy || each->is_busy();
-  }
-  return is_busy;
 }
 
 bool ProcessFailure::IsAnyBusy() {

@@ -33,7 +33,6 @@
 namespace jaxcomm {
 
 class Health;
-class WorldHealth;
 struct LocalRank;
 
 // Why communicators fail.
@@ -66,9 +65,6 @@ class ProcessFailure {
   void FailAllElsewhere(const std::string& reason);
   // Fails one that the stop of the devices found without an operation.
   void FailStopped(Health& one);
-  // Has all communicators of a world refuse calls, and ends nothing. Returns whether a
-  // device is at an operation of one.
-  bool RefuseAllOf(const WorldHealth& world, const Status& reason);
 
   // Whether a device may be at an operation of any communicator.
   bool IsAnyBusy();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ffi/base/status.h"
@@ -17,10 +18,21 @@ class WorldHealth {
  public:
   explicit WorldHealth(bool spans_processes) : is_settled_(!spans_processes) {}
 
-  // Whether a communicator was ended by force, and with it all that share with it. Then
-  // no others can be split off.
+  // Whether a communicator was ended by force, and with it all that share with it, or
+  // one could not be split off. Then no others are split off, and those that are live
+  // take no more calls; what devices are at may still come to its end. The first reason
+  // counts.
   bool is_broken() const { return is_broken_.load(); }
-  void SetBroken() { is_broken_.store(true); }
+  void SetBroken(std::string_view why) {
+    MutexLock lock(mutex_);
+    if (is_broken_.load()) return;
+    why_broken_ = why;
+    is_broken_.store(true);
+  }
+  std::string why_broken() const {
+    MutexLock lock(mutex_);
+    return why_broken_;
+  }
 
   // Whether this process sees other processes end, and which have, by JAX's index.
   bool sees_peers() const { return sees_peers_.load(); }
@@ -64,6 +76,7 @@ class WorldHealth {
  private:
   std::atomic<bool> is_broken_{false}, sees_peers_{false}, any_gone_{false};
   mutable Mutex mutex_;
+  std::string why_broken_ GUARDED_BY(mutex_);
   std::vector<int> gone_ GUARDED_BY(mutex_);
   Mutex settling_;
   ConditionVariable settled_;

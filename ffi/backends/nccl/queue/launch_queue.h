@@ -139,7 +139,7 @@ class LaunchQueue {
     const Counted counted(giving);
     WakeWatchdog();
     MutexLock lock(launching);
-    RETURN_IF_ERROR(health_.Broken());
+    RETURN_IF_ERROR(health_.Refusal());
     CurrentContext current(library_.cuda, facts_.context);
     launched_operation_.store(call.site->operation(), std::memory_order_relaxed);
     launched_number_.store(number != 0 ? number : operations_.load() + 1,
