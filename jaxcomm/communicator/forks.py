@@ -33,6 +33,11 @@ def take_part(what: str) -> None:
     _has_part = True
 
 
+def may_take_part() -> bool:
+    """Say whether this process is none of the children that communicate no more."""
+    return _parent is None
+
+
 def in_child(call: Callable[[], object]) -> None:
     """Have each child that is forked from here on call this first."""
     with contextlib.suppress(AttributeError):  # no fork on this system

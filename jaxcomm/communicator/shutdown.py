@@ -2,9 +2,10 @@
 
 import atexit
 import contextlib
+import multiprocessing.util
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 
@@ -78,6 +79,9 @@ def _is_pending(array) -> bool:
 
 
 def _at_exit() -> None:
+    atexit.unregister(_at_exit)  # once
+    if not forks.may_take_part():
+        return
     try:
         with contextlib.suppress(Exception):  # nobody is left to handle it
             wait_for_work(cache.communicators())
@@ -92,6 +96,14 @@ def _at_exit() -> None:
 
 
 def prepare() -> None:
-    """Have this process end its communicators at exit; its forks need not."""
+    """Have this process end its communicators at exit, as do those that it starts."""
     atexit.register(_at_exit)
-    forks.in_child(lambda: atexit.unregister(_at_exit))
+    # Children of a fork server do not call what atexit knows. The server may have
+    # loaded this before it forks them.
+    if multiprocessing.parent_process() is not None:
+        _end_with_target(_at_exit)
+    multiprocessing.util.register_after_fork(_at_exit, _end_with_target)
+
+
+def _end_with_target(end: Callable[[], None]) -> None:
+    multiprocessing.util.Finalize(None, end, exitpriority=0)

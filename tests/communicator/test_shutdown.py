@@ -4,6 +4,7 @@ import itertools
 import sys
 import types
 
+import forked
 import pytest
 import waiting
 
@@ -100,3 +101,36 @@ def test_there_are_reasons_to_wait_for_nobody(monkeypatch, why):
     found = member(() if is_error else None, looks=itertools.repeat(1))
     assert shutdown.wait_for_work([found], 30) == (not is_error)
     assert found.looked == 0
+
+
+# How many communicators a process has before its end, and after.
+OF_A_FORK_SERVER = """
+import multiprocessing, multiprocessing.util
+
+def work():
+    import jax
+    import jaxcomm
+    tell = lambda: print(len(jaxcomm.communicators()), flush=True)
+    multiprocessing.util.Finalize(None, tell, exitpriority=-1)
+    jaxcomm.init(jax.make_mesh((2,), ("i",), devices=jax.devices()[:2]))
+    tell()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    for loads in (["jaxcomm"], []):
+        context.set_forkserver_preload(loads)
+        child = context.Process(target=work)
+        child.start()
+        child.join()
+        multiprocessing.forkserver._forkserver._stop()
+"""
+
+
+def test_what_a_fork_server_starts_ends_its_communicators(tmp_path):
+    """Whether or not the server has loaded jaxcomm."""
+    program = tmp_path / "program.py"
+    program.write_text(OF_A_FORK_SERVER)
+    done = forked.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["1", "0", "1", "0"], done.stderr
