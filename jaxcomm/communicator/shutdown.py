@@ -23,6 +23,8 @@ _LOOK_SECONDS = 0.005
 # In a row: between two collectives a program is quiet for a moment, which is longer on
 # shared cores.
 _QUIET_LOOKS = 10
+# Python 3.13 calls both what atexit and what multiprocessing knows.
+_has_ended = False
 
 
 def wait_for_work(
@@ -79,9 +81,10 @@ def _is_pending(array) -> bool:
 
 
 def _at_exit() -> None:
-    atexit.unregister(_at_exit)  # once
-    if not forks.may_take_part():
+    global _has_ended
+    if _has_ended or not forks.may_take_part():
         return
+    _has_ended = True
     try:
         with contextlib.suppress(Exception):  # nobody is left to handle it
             wait_for_work(cache.communicators())
@@ -98,8 +101,8 @@ def _at_exit() -> None:
 def prepare() -> None:
     """Have this process end its communicators at exit, as do those that it starts."""
     atexit.register(_at_exit)
-    # Children of a fork server do not call what atexit knows. The server may have
-    # loaded this before it forks them.
+    # Children of a fork server forget what atexit knows. The server may have loaded
+    # this before it forks them.
     if multiprocessing.parent_process() is not None:
         _end_with_target(_at_exit)
     multiprocessing.util.register_after_fork(_at_exit, _end_with_target)
