@@ -58,7 +58,8 @@ def make(path: pathlib.Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FolderRefused(
-            f"{VARIABLE}: {path} cannot be made: {error.strerror}. Name another folder"
+            f"the folder {path} of flight records cannot be made: {error.strerror}. "
+            f"Set {VARIABLE} to another one"
         ) from None
 
 

@@ -48,7 +48,8 @@ def test_a_folder_that_cannot_be_made_is_refused(launch, tmp_path, monkeypatch):
     monkeypatch.setenv(records.VARIABLE, str(tmp_path / "file" / "records"))
     status, out, err = launch("print('ran')")
     assert (status, out) == (2, "")
-    assert "file/records cannot be made: Not a directory. Name another folder" in err
+    said = "file/records of flight records cannot be made: Not a directory. Set JAXC"
+    assert said in err
 
 
 @pytest.mark.multiprocess
