@@ -18,6 +18,7 @@ import matplotlib
 
 from bench import pairs, plot, report, units
 from bench.collectives import FLOOR
+from bench.gpu import record
 from bench.rows import OURS, Row, TimedRow, from_json, is_slower
 
 # Letters as text: small files, and words that can be searched.
@@ -84,7 +85,7 @@ def read(path: Path) -> dict:
         )
     is_gpu = "heading" in document
     if is_gpu:
-        panels, draw = pairs.panels(document["rows"]), pairs.save
+        panels, draw = pairs.panels(record.all_rows(document)), pairs.save
     else:
         rows = [from_json(row) for row in document["rows"]]
         panels, draw = plot.panels(rows), plot.save
@@ -99,16 +100,20 @@ def read(path: Path) -> dict:
 def caption(document: dict) -> str:
     """Return machine, software, command, commit, date and load, in a few lines."""
     versions = ", ".join(f"{name} {of}" for name, of in document["versions"].items())
-    command = " ".join(_without_files(document["command"][len(report.COMMAND) :]))
-    load = document["machine"]["load_average"]
-    loads = [load, document.get("load_average_at_end")]
-    said = " to ".join(f"{each:.1f}" for each in loads if each is not None)
-    text = (
-        f"{versions}. Commit {document['commit'] or 'unknown'}, "
-        f"{document['started'][:10]}, load {said or 'unknown'}. "
-        f'make bench ARGS="{command}"'
-    )
+    load = document["machine"].get("load_average")
+    runs = document.get("runs", [{"load_average": load, **document}])
+    text = ". ".join([versions, *map(_of_run, runs)])
     return "\n".join(textwrap.wrap(text, 100))
+
+
+def _of_run(run):
+    command = " ".join(_without_files(run["command"][len(report.COMMAND) :]))
+    loads = [run["load_average"], run.get("load_average_at_end")]
+    said = " to ".join(f"{each:.1f}" for each in loads if each is not None)
+    return (
+        f"Commit {run['commit'] or 'unknown'}, {run['started'][:10]}, "
+        f'load {said or "unknown"}. make bench ARGS="{command}"'
+    )
 
 
 def table(rows: Sequence[Row]) -> str:

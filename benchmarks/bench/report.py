@@ -19,7 +19,7 @@ from bench.cases import Session
 from bench.rows import Row
 
 # Raised when a field changes its meaning or goes; new ones may come without.
-SCHEMA = 1
+SCHEMA = 2
 COMMAND = ("python", "-m", "bench")
 
 
@@ -57,8 +57,12 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """Return the commit that is checked out, None outside of a repository.
 
-    It ends in ``-dirty`` if a tracked file was changed since.
+    It ends in ``-dirty`` if a tracked file was changed since. Of files from `git
+    archive` it is the commit that they are from.
     """
+    archived = Path(__file__).with_name("commit.txt").read_text().strip()
+    if not archived.startswith("$"):
+        return archived
     asked = ["git", "describe", "--always", "--abbrev=7", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(
@@ -116,10 +120,15 @@ def document(
 
 
 def write(path: str, report: dict) -> None:
-    """Write the report."""
-    with open(path, "w") as file:
+    """Write the report. A file that is there is replaced at once, or stays."""
+    path = os.path.realpath(path)
+    replaces = os.path.isfile(path) or not os.path.exists(path)
+    beside = f"{path}.part" if replaces else path
+    with open(beside, "w") as file:
         json.dump(report, file, indent=1, allow_nan=False)
         file.write("\n")
+    if replaces:
+        os.replace(beside, path)
 
 
 def _cpu_model():

@@ -9,6 +9,7 @@ import jax
 
 from bench import devices
 from bench.gpu import options, processes, sizes
+from bench.gpu.record import Record
 from bench.gpu.timer import Timer
 from bench.options import UsageError
 from jaxcomm import config
@@ -66,13 +67,18 @@ def _run(asked, stand_in):
     # Needs rich.
     from bench.gpu import run
 
-    return run.run(asked.only, timer, _heading(timer, nccl), asked.json)
+    heading = _heading(timer, nccl)
+    # One of several processes writes.
+    record = Record(None if jax.process_index() else asked.json, heading)
+    return run.run(asked.only, timer, heading, record)
 
 
 def _heading(timer, nccl):
     kind, count = timer.mesh.devices.flat[0].device_kind, jax.process_count()
-    text = f"{timer.size} ranks on {kind}, processes: {count}, jax {jax.__version__}"
-    text += f"\nNCCL {nccl.version} ({nccl.path}), driver of CUDA {nccl.driver_version}"
+    lines = [
+        f"{timer.size} ranks on {kind}, processes: {count}, jax {jax.__version__}",
+        f"NCCL {nccl.version}, driver of CUDA {nccl.driver_version}",
+    ]
     if timer.shares_gpu:
-        text += f"\nall ranks share one GPU: {processes.sharing()}"
-    return text
+        lines.append(f"all ranks share one GPU: {processes.sharing()}")
+    return lines

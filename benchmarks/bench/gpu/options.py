@@ -104,7 +104,9 @@ def _parser():
          "each as make --ranks together (1: this one)"),
         ("only", _several(str), "PART,PART", f"some of {', '.join(PARTS)} (all)"),
         ("tokens", _several(int), "N,N", "lengths of ring attention (32768)"),
-        ("json", str, "FILE", "file to write all rows to, anew after each part"),
+        ("json", str, "FILE", "file to write each row to when it is there; one that "
+         "has rows of the same machine and versions keeps those that are not measured "
+         "anew, each with its commit"),
     ):  # fmt: skip
         default = 2 if name == "ranks" else None
         parser.add_argument(

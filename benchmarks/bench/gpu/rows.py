@@ -18,6 +18,7 @@ class Figure:
       theirs: its seconds.
       ratio: of theirs to ours, the median over rounds.
       least: what is demanded of the ratio, None if nothing.
+      note: what else is to be said, in words.
     """
 
     kind: ClassVar[str] = "figure"
@@ -27,6 +28,7 @@ class Figure:
     theirs: float
     ratio: float
     least: float | None = None
+    note: str = ""
 
     @property
     def is_met(self) -> bool | None:
@@ -36,10 +38,10 @@ class Figure:
     def __str__(self) -> str:
         """Says it in one line."""
         asked = "" if self.least is None else f", asked {self.least:.2f}"
+        note = f"; {self.note}" if self.note else ""
         ours, theirs = units.seconds(self.ours), units.seconds(self.theirs)
-        return f"{self.name}: {ours}; {self.peer}: {theirs}; ratio {self.ratio:.2f}" + (
-            asked
-        )
+        compared = f"{self.name}: {ours}; {self.peer}: {theirs}"
+        return f"{compared}; ratio {self.ratio:.2f}{asked}{note}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,57 +1,42 @@
 """Run part after part, saying what they find, until the end or Ctrl-C."""
 
-import datetime
 import sys
 import time
+from collections.abc import Sequence
 
 import jax
 import rich.progress
 from rich.console import Console
 
 import jaxcomm
-from bench import report
 from bench.gpu import rows, table
 from bench.gpu.parts import PARTS
+from bench.gpu.record import Record
 from bench.gpu.timer import Timer
 
 # As a shell reports a program that SIGINT ended.
 _INTERRUPTED = 130
 
 
-def run(names, timer: Timer, heading: str, json: str | None) -> int:
+def run(names, timer: Timer, heading: Sequence[str], record: Record) -> int:
     """Runs parts; returns the exit status.
 
     Args:
       names: keys of ``PARTS``.
       timer: what they measure with.
-      heading: what they run on.
-      json: file to write the rows to, after each part.
+      heading: what they run on, in lines.
+      record: where rows are kept.
     """
     # One of several processes speaks.
     speaks = jax.process_index() == 0
     out = Console(width=None if sys.stdout.isatty() else 200, quiet=not speaks)
     err = Console(stderr=True, quiet=not speaks, soft_wrap=True)
-    out.print(heading, highlight=False)
+    out.print("\n".join(heading), highlight=False)
     made, status = [], 0
-    document = {
-        "schema": report.SCHEMA,
-        "command": [*report.COMMAND, *sys.argv[1:]],
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": report.commit(),
-        "machine": report.machine(),
-        "versions": report.versions(),
-        "heading": heading.splitlines(),
-        "seconds": {},
-        "rows": [],
-    }
-
-    def save():
-        if json and speaks:
-            report.write(json, document)
 
     def tell(name, row):
         made.append(row)
-        document["rows"].append(rows.to_json(name, row))
+        record.add(name, row)
         err.print(f"{name}: {row}", markup=False, highlight=False)
 
     progress = rich.progress.Progress(
@@ -70,9 +55,9 @@ def run(names, timer: Timer, heading: str, json: str | None) -> int:
             for name in names:
                 progress.update(task, description=name)
                 begun = time.monotonic()
+                record.begin(name)
                 _measure(name, timer, tell)
-                document["seconds"][name] = round(time.monotonic() - begun, 1)
-                save()
+                record.end(name, time.monotonic() - begun)
                 progress.advance(task)
     except KeyboardInterrupt:
         status = _INTERRUPTED
@@ -80,7 +65,6 @@ def run(names, timer: Timer, heading: str, json: str | None) -> int:
         # Also of a run of several processes that failed.
         for renderable in table.tables(made):
             out.print(renderable)
-        save()
     return status or int(
         any(row.kind == "finding" and row.is_met is False for row in made)
     )

@@ -9,6 +9,7 @@ import jax
 import pytest
 import waiting
 
+from bench.gpu import record
 from bench.gpu.sizes import TINY
 from bench.gpu.timer import Timer
 
@@ -47,6 +48,7 @@ def bench_gpu(stand_in_path, tmp_path):
             check=False,
         )  # fmt: skip
         done.report = json.loads(report.read_text()) if report.exists() else None
+        done.rows = record.all_rows(done.report) if done.report else []
         return done
 
     return run

@@ -16,7 +16,7 @@ import pytest
 def test_the_parts_run_and_find_nothing_wrong(bench_gpu, ranks, parts):
     done = bench_gpu("--only", parts, "--ranks", str(ranks))
     assert done.returncode == 0, done.stderr
-    rows = done.report["rows"]
+    rows = done.rows
     assert sorted({row["part"] for row in rows}) == parts.split(",")
     findings = [row for row in rows if row["kind"] == "finding"]
     assert [row for row in findings if row["met"] is False] == []
@@ -26,7 +26,7 @@ def test_a_part_that_fails_says_so_and_the_next_begins(bench_gpu):
     faults = {"JAXCOMM_FAKE_FAULTS": "ncclSend:0:2"}
     done = bench_gpu("--only", "lanes,torch", **faults)
     assert done.returncode == 1, done.stderr
-    failed, *rest = done.report["rows"]
+    failed, *rest = done.rows
     assert failed["met"] is False
     assert "ncclSend" in failed["found"]
     assert [(row["part"], row["met"]) for row in rest] == [("torch", None)]
@@ -40,7 +40,7 @@ def test_several_processes_are_one_run(bench_gpu):
     assert done.stdout.startswith("4 ranks on cpu, processes: 2, jax ")
     # The others say nothing.
     assert done.stdout.count("two exchanges of 4 KiB on two lanes") == 2
-    rows = done.report["rows"]
+    rows = done.rows
     assert [row["part"] for row in rows] == ["lanes"] * 2 + ["training"] * 4
     # Gradients are those of one device.
     assert rows[2]["met"] is True
