@@ -15,6 +15,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -27,12 +28,14 @@ NEEDED = (
     *("pytest", "pytest_timeout", "xdist", "hypothesis", "rich"),
     *("nanobind", "scikit_build_core", "hatch_fancy_pypi_readme", "cmake", "ninja"),
 )
-# First what takes one GPU, and waits for compilers most of the time: many at a time.
-# Then what needs the GPUs for itself.
+# First what waits for compilers most of the time, several at a time: on one GPU, then
+# on all. Then what needs the GPUs for itself.
 _KERNELS = "tests/gpu/test_fused_attention.py", "tests/gpu/test_pallas_attention.py"
+_ATTENTION = "tests/gpu/test_attention.py"
 PARTS = (
     ["-n", "8", *_KERNELS],
-    ["tests/gpu", *(f"--ignore={path}" for path in _KERNELS)],
+    ["-n", "4", _ATTENTION],
+    ["tests/gpu", *(f"--ignore={path}" for path in (*_KERNELS, _ATTENTION))],
 )
 # What takes one GPU, or starts processes by itself.
 _IN_ONE_PROCESS = (
@@ -68,12 +71,14 @@ def main(words: list[str]) -> int:
         "PYTHONSAFEPATH": "1",
         # Host callbacks and oracles need CPU devices, too.
         "JAX_PLATFORMS": "cuda,cpu",
+        # XLA would time its products, in each process and for each shape.
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0",
     }
     os.environ.setdefault("JAXCOMM_TEST_CACHE", str(BUILT / "compiled"))
     named = [word for word in words if word.partition("::")[0].endswith(".py")]
     if own["--each"]:
         words = [word for word in words if word not in named]
-        statuses = [_pytest(file, *words, each=gpus) for file in named or in_each()]
+        statuses = _in_each(named or in_each(), words, gpus)
     else:
         parts = [[]] if named else PARTS
         statuses = [_pytest(*part, *words) for part in parts]
@@ -106,12 +111,31 @@ def _build():
     os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
 
+def _in_each(files, words, gpus):
+    """Run files in one job, and in another what comes behind a file that fails.
+
+    A process that fails alone leaves the others in another test: it ends them.
+    """
+    statuses = []
+    while files:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["JAXCOMM_TEST_REACHED"] = folder
+            statuses.append(_pytest("-x", *files, *words, each=gpus))
+            # Of each process. One that fails is behind the others.
+            reached = [at.read_text() for at in pathlib.Path(folder).iterdir()]
+        if statuses[-1] in (0, NONE_RAN) or not reached:
+            break
+        names = [file.partition("::")[0] for file in files]
+        done = min(len(names) - names[::-1].index(name) for name in reached)
+        files = files[done:]
+    return statuses
+
+
 def _pytest(*words, each=0):
     command = [sys.executable, "-P", "-m"]
     if each:
-        # A process that fails alone leaves the others in another test: it ends them.
         command += ["jaxcomm.launch", "-n", str(each), "-m"]
-        words = "-x", "-p", "no:cacheprovider", *words
+        words = "-p", "no:cacheprovider", *words
     command += ["pytest", "-m", "gpu", *words]
     print("==>", *command[3:], flush=True)
     return subprocess.run(command, cwd=ROOT).returncode

@@ -8,6 +8,7 @@ processes run the same tests, in step.
 """
 
 import os
+import pathlib
 import tempfile
 
 import jax
@@ -22,6 +23,13 @@ if _PROCESS := os.environ.get("JAX_PROCESS_ID"):
     os.environ["PYTEST_DEBUG_TEMPROOT"] = _FOLDER
 # NCCL needs memory beside JAX's pool.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def pytest_runtest_logstart(nodeid):
+    """Tell tools/gpu_test.py which file this process of a job is at."""
+    if folder := os.environ.get("JAXCOMM_TEST_REACHED"):
+        at = pathlib.Path(folder, os.environ.get("JAX_PROCESS_ID", "0"))
+        at.write_text(nodeid.partition("::")[0], encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

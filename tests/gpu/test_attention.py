@@ -6,6 +6,7 @@ Each strategy meets what it treats in its own way, and each kernel what it serve
 import functools
 
 import dense
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,12 +81,16 @@ CASES = [
     ("ring", "contiguous", "latent documents", "flash"),
     ("halo", "contiguous", "latent window", "cudnn"),
 ]
+# Every strategy, and what is sent beside keys and values.
+BETWEEN_PROCESSES = "causal", "documents", "window in documents", "latent causal"
 
 
 @pytest.mark.parametrize(("strategy", "schedule", "name", "kernel"), CASES)
 def test_attention_equals_float64(ring, gpus, strategy, schedule, name, kernel):
     if not gpus and name not in ("documents", "both sides"):
         pytest.skip("tests/attention/test_options.py has the same without a GPU")
+    if jax.process_count() > 1 and name not in BETWEEN_PROCESSES:
+        pytest.skip("one process does it")
     tokens, heads, head_size = (768, 8, 64) if gpus else (20, 4, 8)
     value_size = head_size
     if name.startswith("latent "):
