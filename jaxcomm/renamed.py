@@ -1,6 +1,7 @@
 """What names of earlier versions are called now, for those who still write them."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -86,43 +87,64 @@ def looked_up(module: str) -> Callable[[str], NoReturn]:
     return fail
 
 
-def keywords(**now: str) -> Callable[[Function], Function]:
-    """Let a function say what to pass for keywords of earlier versions."""
+def explained(**said: str) -> Callable[[Function], Function]:
+    """Let a function or class say what to pass where arguments do not fit it.
 
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def checked(*args, **options):
-            for name in options.keys() & now:
-                raise TypeError(
-                    f"{function.__name__}: {name}= is no argument any more. Pass "
-                    f"{now[name]}."
-                )
-            return function(*args, **options)
+    Args:
+      said: what to pass, by the name of an argument that is needed, or that is none: of
+        earlier versions, or of what has the same name elsewhere.
 
-        return checked  # pyright: ignore[reportReturnType]
-
-    return decorate
-
-
-def needed(**said: str) -> Callable[[Function], Function]:
-    """Let a function say what to pass for keywords that its namesake elsewhere lacks.
-
-    >>> @needed(sharding="sharding=jax.P(batch, tokens, heads)")
-    ... def attend(x, *, sharding): ...
+    >>> @explained(sharding="sharding=jax.P(batch, tokens, heads)")
+    ... def attend(x, *, sharding, scale=1): ...
     >>> attend(1)
     Traceback (most recent call last):
     TypeError: attend: sharding= is missing. Pass sharding=jax.P(batch, tokens, heads).
+    >>> attend(1, 2)
+    Traceback (most recent call last):
+    TypeError: attend: too many positional arguments. Pass some of x, sharding=, scale=.
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Any) -> Any:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)
+            return function
+        signature = inspect.signature(function)
+        name = function.__qualname__.removesuffix(".__init__")
+
         @functools.wraps(function)
         def checked(*args, **options):
-            for name in said.keys() - options.keys():
-                raise TypeError(
-                    f"{function.__name__}: {name}= is missing. Pass {said[name]}."
-                )
+            try:
+                signature.bind(*args, **options)
+            except TypeError as error:
+                wrong, of = _wrong(signature, args, options, str(error))
+                right = said.get(of) or f"some of {_taken(signature)}"
+                raise TypeError(f"{name}: {wrong}. Pass {right}.") from None
             return function(*args, **options)
 
-        return checked  # pyright: ignore[reportReturnType]
+        return checked
 
     return decorate
+
+
+def _wrong(signature, args, options, error: str) -> tuple[str, str]:
+    """Return in words what does not fit a signature, and of which argument."""
+    for name in options:
+        if name not in signature.parameters:
+            return f"{name}= is no argument", name
+    try:
+        given = signature.bind_partial(*args, **options).arguments
+    except TypeError:
+        return error, ""
+    needed = (n for n, p in signature.parameters.items() if p.default is p.empty)
+    name = next(name for name in needed if name not in given)
+    return f"{name}= is missing", name
+
+
+def _taken(signature) -> str:
+    """Return in words which arguments there are."""
+    names = (
+        name + "=" * (parameter.kind == parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    )
+    return ", ".join(names)

@@ -140,3 +140,33 @@ def test_a_twin_takes_what_jax_lax_takes(name):
 
 if __name__ == "__main__":
     print(described(), end="")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: jaxcomm.dot_product_attention(1, 2, 3, is_causal=True),  # pyright: ignore
+            "dot_product_attention: sharding= is missing. Pass sharding=jax.P(batch, ",
+        ),
+        (
+            lambda: jaxcomm.ring_attention(1, 2, 3, "context"),  # pyright: ignore
+            "ring_attention: tokens= is missing. Pass the tokens of this rank, which ",
+        ),
+        (
+            lambda: jaxcomm.using("gloo"),  # pyright: ignore
+            "using: too many positional arguments. Pass some of backend=, lane=, r",
+        ),
+        (
+            lambda: jaxcomm.CommPolicy(timeout=30),  # pyright: ignore
+            "CommPolicy: timeout= is no argument. Pass JAXCOMM_TIMEOUT=seconds in the ",
+        ),
+        (
+            lambda: jaxcomm.CommPolicy(channels=3),  # pyright: ignore
+            "CommPolicy: channels= is no argument. Pass some of share, lanes, max_ct",
+        ),
+    ],
+)
+def test_a_call_with_other_arguments_says_what_to_pass(call, said):
+    with pytest.raises(TypeError, match=f"^{re.escape(said)}"):
+        call()

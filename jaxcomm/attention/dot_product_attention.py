@@ -62,15 +62,13 @@ def dot_product_attention(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
-@renamed.keywords(
+@renamed.explained(
     **renamed.DROPOUT,
     axis_name="these axes in sharding=jax.P(batch, tokens, heads)",
     batch_axes="these axes in sharding=jax.P(batch, tokens, heads)",
     head_axes="these axes in sharding=jax.P(batch, tokens, heads)",
     mesh="sharding=jax.NamedSharding(mesh, jax.P(batch, tokens, heads))",
-)
-@renamed.needed(
-    sharding="sharding=jax.P(batch, tokens, heads), the mesh axes that split query"
+    sharding="sharding=jax.P(batch, tokens, heads), the mesh axes that split query",
 )
 def dot_product_attention(
     query: Array,

@@ -56,7 +56,12 @@ def ring_attention(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
-@renamed.keywords(**renamed.DROPOUT)
+@renamed.explained(
+    **renamed.DROPOUT,
+    axis_name="the mesh axis that splits the tokens, such as 'context'",
+    tokens="the tokens of this rank, which Layout.reorder returned with the batch, or a"
+    " contiguous Layout",
+)
 def ring_attention(
     query: Array,
     key: Array,

@@ -5,6 +5,8 @@ import operator
 
 import numpy as np
 
+from jaxcomm import renamed
+
 _MOST = 2**31 - 1  # NCCL's settings are C's int.
 # The least and the most of each, and whether None leaves it to NCCL.
 _INTEGERS = {
@@ -33,6 +35,9 @@ _MOST_MAPPED_RANKS = 8
 _ON_FAILURE = None, "raise", "poison", "exit"
 
 
+@renamed.explained(
+    timeout="JAXCOMM_TIMEOUT=seconds in the environment, for every communicator"
+)
 @dataclasses.dataclass(frozen=True)
 class CommPolicy:
     """How the communicators of the ``nccl`` backend are made.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxcomm import compat, config
+from jaxcomm import compat, config, renamed
 from jaxcomm._built import ABSENCE
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.backends import NAMES, check_name
@@ -42,6 +42,7 @@ class Scope:
 SCOPE = jax.make_user_context(Scope())
 
 
+@renamed.explained()
 @contextlib.contextmanager
 def using(
     *,

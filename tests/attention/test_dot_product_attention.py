@@ -172,13 +172,6 @@ def test_an_axis_that_nobody_named_is_refused_and_so_is_a_wrong_name(spec, shape
         jaxcomm.dot_product_attention(x, x, x, sharding=spec)
 
 
-def test_without_sharding_it_says_what_to_pass():
-    """As one calls its namesake in ``jax.nn``."""
-    x = jnp.ones((2, 4, 2, 4))
-    with pytest.raises(TypeError, match=r"sharding= is missing. Pass sharding=jax\.P"):
-        jaxcomm.dot_product_attention(x, x, x, is_causal=True)  # pyright: ignore
-
-
 @pytest.mark.parametrize(
     ("spec", "asked", "text"),
     [
