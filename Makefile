@@ -99,10 +99,12 @@ gpu-test: ## tests/gpu on a machine with NVIDIA GPUs
 	$(SUBMAKE) $(VENV)/.extra-test $(VENV)/.extra-$(GPU_EXTRA); \
 	exec $(BIN)/python tools/gpu_test.py $(ARGS)
 
-# coverage.py follows the processes that tests start, see [tool.coverage.run].
+# coverage.py follows the processes that tests start, see [tool.coverage.run]. From Python
+# 3.12 on it is told of each line once, and not at each call.
 coverage: $(VENV)/.extra-test cppbuild ## the Python tests, and the lines of jaxcomm/ that none of them runs
 	@rm -rf build/coverage; mkdir -p build/coverage
-	@$(FAKE_NCCL) $(RUN) -m coverage run $(PYTEST) $(ARGS)
+	@core=$$($(RUN) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
+	COVERAGE_CORE=$$core $(FAKE_NCCL) $(TEST_CACHE) $(RUN) -m coverage run $(PYTEST) $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 
@@ -160,7 +162,7 @@ sanitize: $(BUILD_REQUIRES) ## C++ tests under ThreadSanitizer, then Address- an
 	  TSAN_OPTIONS="halt_on_error=1 report_thread_leaks=0 second_deadlock_stack=1 $${TSAN_OPTIONS:-}" \
 	  ASAN_OPTIONS="detect_leaks=1 strict_string_checks=1 $${ASAN_OPTIONS:-}" \
 	  UBSAN_OPTIONS="print_stacktrace=1 $${UBSAN_OPTIONS:-}" \
-	  $(TOOLS) $$norandom ctest --test-dir $$folder --output-on-failure --no-tests=error; \
+	  $(TOOLS) $$norandom ctest --test-dir $$folder -j 2 --output-on-failure --no-tests=error; \
 	done
 
 mutation: develop $(VENV)/.extra-test cpptest ## run tests on 200 defects, and write docs/mutation.md (hours)
@@ -218,7 +220,7 @@ docs: $(VENV)/.extra-docs ## build the site into build/docs, notebooks executed 
 wheel: $(RELEASE_REQUIRES) ## build dist/jaxcomm-*.whl for every Python and jaxlib; glibc 2.28 or newer; and without the extension
 	@$(RELEASE) release.wheels $(ARGS)
 
-release-check: $(VENV)/.extra-test $(RELEASE_REQUIRES) ## all that a release must pass: ARGS="--only wheels,installed" (hours)
+release-check: $(VENV)/.extra-test $(RELEASE_REQUIRES) ## all that a release must pass (an hour); goes on where it was ended
 	@$(RELEASE) release $(ARGS)
 
 bazel-test: $(VENV)/.extra-test ## build and test with Bazel (apt install bazel-bootstrap), offline

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -42,6 +43,21 @@ def test_the_package_carries_every_licence_and_no_dead_link(installed):
     assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
 
 
+@pytest.fixture
+def release(monkeypatch, tmp_path):
+    """``make release-check``, its records and logs in a folder of the test."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    main = importlib.import_module("release.__main__")
+    monkeypatch.setattr(main.env, "WORK", tmp_path)
+    monkeypatch.setattr(main.env, "interpreters", dict)
+    monkeypatch.setattr(main.kept, "FOLDER", tmp_path / "passed")
+    return main
+
+
+def check_of(release, program, **more):
+    return release.Check("a check", [sys.executable, "-c", program], **more)
+
+
 @pytest.mark.parametrize(
     ("program", "verdict"),
     [
@@ -50,14 +66,64 @@ def test_the_package_carries_every_licence_and_no_dead_link(installed):
         ("raise SystemExit(3)", "FAILED: status 3"),
     ],
 )
-def test_a_check_that_ran_in_part_has_not_passed(
-    program, verdict, monkeypatch, tmp_path
+def test_a_check_that_ran_in_part_has_not_passed_and_runs_again(
+    program, verdict, release, monkeypatch
 ):
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    release = importlib.import_module("release.__main__")
-    monkeypatch.setattr(release.env, "WORK", tmp_path)
-    check = release.Check("a check", [sys.executable, "-c", program])
-    assert release.attempt("it", check)[0].startswith(verdict)
+    monkeypatch.setattr(release.kept, "tree", lambda: "tree")
+    check = check_of(release, program)
+    assert release.once("it", check, "tree", "run 1")[0].startswith(verdict)
+    again = "passed in run 1" if verdict == "passed" else verdict
+    assert release.once("it", check, "tree", "run 2")[0].startswith(again)
+
+
+@pytest.mark.parametrize("change", ["tree", "command", "made", "record", "afresh"])
+def test_what_passed_runs_again_where_anything_is_another(change, release, monkeypatch):
+    monkeypatch.setattr(release.env, "ROOT", release.env.WORK)
+    made = release.env.WORK / "made.whl"
+    made.write_text("1")
+    trees = iter(["tree"] * 3 + ["another"] * 9)
+    monkeypatch.setattr(release.kept, "tree", lambda: next(trees))
+    monkeypatch.setattr(release.kept, "commit", lambda: "a commit")
+    monkeypatch.setattr(sys, "argv", ["release", "--only", "it"])
+
+    def verdict(program="0"):
+        check = check_of(release, program, makes="*.whl")
+        monkeypatch.setattr(release, "CHECKS", {"it": check})
+        seen = []
+        monkeypatch.setattr(release, "table", lambda ended: seen.append(ended) or "")
+        release.main()
+        return seen[0]["it"][0]
+
+    assert verdict() == "passed"
+    assert verdict().startswith("passed in the run of ")
+    if change == "made":
+        made.write_text("2")
+    if change == "record":
+        (release.kept.FOLDER / "it.json").write_text("{")
+    if change == "afresh":
+        sys.argv.append("--afresh")
+    if change != "tree":
+        trees = iter(["tree"] * 9)
+    assert verdict("1" if change == "command" else "0") == "passed"
+
+
+def test_a_check_counts_for_nothing_if_files_change_meanwhile(release, monkeypatch):
+    monkeypatch.setattr(release.kept, "tree", lambda: "after")
+    verdict, _ = release.once("it", check_of(release, "0"), "before", "run 1")
+    assert verdict.startswith("FAILED: files of the tree changed while it ran")
+    assert not list(release.kept.FOLDER.glob("*"))
+
+
+def test_every_file_that_git_does_not_ignore_is_of_the_tree(release, monkeypatch):
+    root = release.env.WORK
+    monkeypatch.setattr(release.env, "ROOT", root)
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    (root / ".gitignore").write_text("build\n")
+    seen = []
+    for name, text in ("new", "1"), ("new", "2"), ("build", "1"):
+        (root / name).write_text(text)
+        seen.append(release.kept.tree())
+    assert seen[0] != seen[1] == seen[2]
 
 
 def test_what_is_run_on_an_installed_wheel_is_there():

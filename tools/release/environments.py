@@ -1,5 +1,6 @@
 """Python interpreters of this machine, and virtual environments made with them."""
 
+import functools
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ def supported() -> list[str]:
     return sorted((m[1] for m in found), key=lambda v: int(v[2:]))
 
 
+@functools.cache
 def interpreters() -> dict[str, Path]:
     """Return an interpreter of each supported version that this machine has.
 

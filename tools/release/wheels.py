@@ -43,6 +43,7 @@ def compiler() -> Path:
     """Write a program that compiles with Zig for an old glibc; return its path."""
     zig = Path(ziglang.__file__).with_name("zig")
     program = env.WORK / "zig-c++"
+    program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(
         f'#!/bin/sh\nexec "{zig}" c++ -target x86_64-linux-gnu.{GLIBC} "$@"\n'
     )
