@@ -1,24 +1,25 @@
 """The pictures and tables of README and performance.md, from what ``--json`` wrote.
 
 ``python -m bench.figures FOLDER PAGE...`` reads every JSON file of a folder, one for
-each machine. It writes ``MACHINE-PANEL.svg`` beside it, and the tables between the
-marks ``<!-- MACHINE: PANEL -->`` and ``<!-- end -->`` of the pages. ``all: speed`` is
-the README's.
+each machine. Of CPUs it writes ``MACHINE-PANEL.svg`` beside it. It fills in the tables
+between the marks ``<!-- MACHINE: PANEL -->`` and ``<!-- end -->`` of the pages. The
+panel ``machine`` says what it is. ``all: speed`` is the README's.
 """
 
+import dataclasses
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
-from bench import pairs, plot, report, units
+from bench import plot, report, units
 from bench.collectives import FLOOR
-from bench.gpu import record
+from bench.gpu import pages, record
 from bench.rows import OURS, Row, TimedRow, from_json, is_slower
 
 # Letters as text: small files, and words that can be searched.
@@ -46,10 +47,10 @@ def main(folder: Path, *pages: Path) -> None:
     """
     for path in sorted(folder.glob("*.json")):
         found = read(path)
-        for name, rows in found["panels"].items():
+        for name, rows in found.panels.items() if found.is_drawn else ():
             target = path.with_name(f"{path.stem}-{name}.svg")
             with matplotlib.rc_context(_STYLE):
-                found["draw"](str(target), rows, found["title"], found["caption"])
+                plot.save(str(target), rows, found.title, found.caption)
             _finish(target)
             print(f"wrote {target}")
     for page in pages:
@@ -61,7 +62,7 @@ def main(folder: Path, *pages: Path) -> None:
 
 def filled(text: str, folder: Path) -> str:
     """Return a page with its tables as the files of a folder have them."""
-    known = {path.stem: read(path)["panels"] for path in folder.glob("*.json")}
+    known = {path.stem: read(path) for path in folder.glob("*.json")}
     return _MARK.sub(lambda mark: _filled(mark, known), text)
 
 
@@ -71,8 +72,27 @@ def _finish(path):
     path.write_text(text.replace("<defs>", f"<style>{_DARK}</style>\n<defs>", 1))
 
 
-def read(path: Path) -> dict:
-    """Return the panels of a file, what draws them, and title and caption.
+@dataclasses.dataclass(frozen=True)
+class File:
+    """What one machine found.
+
+    Attributes:
+      title: says on which machine.
+      caption: software, commands and commits, in a few lines.
+      panels: their rows, by name.
+      tables: the same as Markdown.
+      is_drawn: whether the panels are pictures, too.
+    """
+
+    title: str
+    caption: str
+    panels: dict[str, Any]
+    tables: dict[str, str]
+    is_drawn: bool
+
+
+def read(path: Path) -> File:
+    """Return what a file says.
 
     Raises:
       ValueError: it is of another schema, or a row is of an unknown form.
@@ -83,27 +103,48 @@ def read(path: Path) -> dict:
             f"{path} has schema {document.get('schema')!r} and not {report.SCHEMA}; "
             f"write it anew: make bench ARGS='... --json {path}'"
         )
-    is_gpu = "heading" in document
-    if is_gpu:
-        panels, draw = pairs.panels(record.all_rows(document)), pairs.save
-    else:
-        rows = [from_json(row) for row in document["rows"]]
-        panels, draw = plot.panels(rows), plot.save
-    return {
-        "panels": panels,
-        "draw": draw,
-        "title": _title(document),
-        "caption": caption(document),
-    }
+    return (_of_gpus if "runs" in document else _of_cpus)(document)
 
 
-def caption(document: dict) -> str:
-    """Return machine, software, command, commit, date and load, in a few lines."""
-    versions = ", ".join(f"{name} {of}" for name, of in document["versions"].items())
-    load = document["machine"].get("load_average")
-    runs = document.get("runs", [{"load_average": load, **document}])
-    text = ". ".join([versions, *map(_of_run, runs)])
-    return "\n".join(textwrap.wrap(text, 100))
+def _of_cpus(document):
+    machine = document["machine"]
+    title = f"{machine['cpu']}, {machine['cores']} cores"
+    panels = plot.panels([from_json(row) for row in document["rows"]])
+    run = {**document, "load_average": machine["load_average"]}
+    caption = _wrapped([_versions(document), _of_run(run)])
+    tables = {name: table(rows) for name, rows in panels.items()}
+    tables["machine"] = _as_code(f"{title}. {caption}\n")
+    return File(title, caption, panels, tables, is_drawn=True)
+
+
+def _of_gpus(document):
+    title, software, *more = document["heading"]
+    panels: dict[str, Any] = {}
+    for row in record.all_rows(document):
+        panels.setdefault(row["part"], []).append(row)
+    caption = _wrapped([title, *more, software, _versions(document)])
+    tables = {"machine": f"{caption}\n"}
+    for part, rows in panels.items():
+        runs = [
+            run
+            for run in document["runs"]
+            if any(row["part"] == part for row in run["rows"])
+        ]
+        sources = _as_code(_wrapped(map(_of_run, runs)))
+        tables[part] = f"{pages.tables(rows)}\n{sources}\n"
+    return File(title, caption, panels, tables, is_drawn=False)
+
+
+def _versions(document):
+    return ", ".join(f"{name} {of}" for name, of in document["versions"].items())
+
+
+def _wrapped(sentences: Iterable[str]) -> str:
+    return "\n".join(textwrap.wrap(". ".join(sentences), 100))
+
+
+def _as_code(text):
+    return re.sub(r'make bench ARGS="[^"]*"', r"`\g<0>`", text)
 
 
 def _of_run(run):
@@ -147,21 +188,21 @@ def _filled(mark, known):
     machine, panel = mark["machine"], mark["panel"]
     if machine == "all":
         return f"{mark['begin']}{speed(known)}{mark['end']}"
-    if panel not in known.get(machine, {}):
+    if machine not in known or panel not in known[machine].tables:
         raise ValueError(f"the page asks for {machine}: {panel}, which no file has")
-    return f"{mark['begin']}{table(known[machine][panel])}{mark['end']}"
+    return f"{mark['begin']}{known[machine].tables[panel]}{mark['end']}"
 
 
-def speed(known: dict[str, dict[str, Any]]) -> str:
+def speed(known: dict[str, File]) -> str:
     """Return the README's table: rows of some panels, of sizes small, middle, large."""
-    on_gpus = known["h100-x2"]["collectives"]
+    on_gpus = known["h100-x2"].panels["collectives"]
 
     def of_gpus(*ends):
         found = [row["ratio"] for row in on_gpus if row["name"].endswith(ends)]
         return f"{min(found):.2f} to {max(found):.2f}"
 
     def of_cpus(panel, rival):
-        rows = {row.payload_bytes: row for row in known["cpu"][panel]
+        rows = {row.payload_bytes: row for row in known["cpu"].panels[panel]
                 if row.name == "psum"}  # fmt: skip
         return [f"{rows[size].ratios[rival]:.2f}" for size in (256, 1 << 20, 1 << 24)]
 
@@ -187,14 +228,6 @@ def _without_files(words):
         elif not word.startswith(("--json=", "--plot=")):
             kept.append(word)
     return kept
-
-
-def _title(document):
-    if "heading" in document:
-        ranks, *more = document["heading"]
-        return ", ".join([ranks, *more[1:]])  # Without the line of the software.
-    machine = document["machine"]
-    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 if __name__ == "__main__":
