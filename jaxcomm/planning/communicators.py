@@ -133,8 +133,8 @@ def axes_of(mesh: Any) -> dict[str, int]:
 
 
 _MIB = 1 << 20
-# Device memory of a communicator with 32 channels, first use included: docs/performance
-# "Memory of a communicator". The first that shares takes 806 MiB, eight take 218 each.
+# Device memory of a communicator with 32 channels, first use included: "Measured once"
+# in docs/performance.md. The first that shares takes 806 MiB, eight take 218 each.
 _OWN, _FIRST_SHARED, _NEXT_SHARED = 870 * _MIB, 806 * _MIB, 134 * _MIB
 # Two more peers take 0.75 GiB: 32 channels of 10 MiB to receive and 2 MiB to send.
 _PEER = 384 * _MIB
