@@ -14,9 +14,8 @@ docs/failures.md, which tests/processes/test_lifetimes.py walks.
 
 import contextlib
 import contextvars
-import dataclasses
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,22 +34,9 @@ from jaxcomm.communicator.choices import Choice, Choices
 from jaxcomm.communicator.communicator import Communicator
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.policy import CommPolicy
-from jaxcomm.communicator.replica_groups import DeviceGrid, Partition
+from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.communicator.table import Communicators, Counters
 from jaxcomm.errors import CommunicatorError
-
-
-@dataclasses.dataclass
-class _ToMake:
-    """A communicator that was closed, and the mesh for which it is to be made."""
-
-    spec: CommunicatorSpec
-    mesh: jax.sharding.Mesh
-
-    @property
-    def grid(self) -> DeviceGrid:
-        return replica_groups.grid_of(self.mesh)
-
 
 # For each open used_here() of this thread, the keys found since.
 _collecting: contextvars.ContextVar[tuple[set[int], ...]] = contextvars.ContextVar(
@@ -68,9 +54,9 @@ _choices = Choices()
 # What was asked for, and the spec that came of it.
 _specs: dict[tuple, CommunicatorSpec] = {}
 _counts = {"created": 0, "split": 0, "borrowed": 0, "destroyed": 0}
-# What move() has closed, by key, until it has made it again. It may fail before, and be
-# called again after another process was lost. Requires _turn.
-_to_make: dict[int, _ToMake] = {}
+# What was closed to be made again, by key, and for which mesh. move() may fail before,
+# and be called again after another process was lost. Requires _turn.
+_to_make: dict[int, tuple[CommunicatorSpec, jax.sharding.Mesh]] = {}
 
 
 @contextlib.contextmanager
@@ -274,8 +260,7 @@ def _finalize(why: str, seconds: float = -1, for_good: bool = False) -> None:
                 _choices.clear()
                 _specs.clear()
             _to_make.clear()
-            for backend in backends.BACKENDS.values():
-                backend.forget(lambda processes: True)
+            _forget(lambda processes: True)
         finally:
             if has_turn:
                 _turn.release()
@@ -287,11 +272,7 @@ def leave() -> None:
     All processes of the job that live call this.
     """
     with turn():
-        for member in communicators():
-            _close(member)
-            _to_make[member.key] = _ToMake(member.spec, member.spec.mesh)
-        for backend in backends.BACKENDS.values():
-            backend.forget(lambda processes: True)
+        _close_for_now(communicators(), lambda processes: True)
 
 
 def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
@@ -316,37 +297,32 @@ def move(old: jax.sharding.Mesh, new: jax.sharding.Mesh) -> None:
             if (len(member.spec.processes) > 1 and is_over(member.spec.processes))
             or member.spec.backend.can_stop
         ]
-        for member in closed:
-            _close(member)
-            _to_make[member.key] = _ToMake(member.spec, member.spec.mesh)
-        for backend in backends.BACKENDS.values():
-            backend.forget(is_over)
-
+        _close_for_now(closed, is_over)
         grid, new_grid = replica_groups.grid_of(old), replica_groups.grid_of(new)
         with _tables:
             _choices.move(grid, new_grid)
-        for each in _to_make.values():
-            if each.grid == grid:
-                each.mesh = new
+        for key, (spec, mesh) in _to_make.items():
+            if replica_groups.grid_of(mesh) == grid:
+                _to_make[key] = spec, new
 
-        def order(each: _ToMake):
+        def order(each: tuple[CommunicatorSpec, jax.sharding.Mesh]):
             # The same on all processes, whatever each of them has made before.
-            spec = each.spec
-            key = 0 if each.grid == new_grid else spec.key
+            spec, mesh = each
+            key = 0 if replica_groups.grid_of(mesh) == new_grid else spec.key
             return spec.partition.axes, spec.lane, key, repr(spec.policy)
 
         # Where processes are missing, nothing is made until their mesh is shrunk.
-        ready = [e for e in _to_make.values() if after.issuperset(processes_of(e.mesh))]
-        for each in sorted(ready, key=order):
-            spec = each.spec
-            if each.grid == spec.grid:
+        ready = [e for e in _to_make.values() if after.issuperset(processes_of(e[1]))]
+        for spec, mesh in sorted(ready, key=order):
+            grid = replica_groups.grid_of(mesh)
+            if grid == spec.grid:
                 get(spec)
             # Groups are of another size now: the next program that has some says which.
             elif spec.partition.index_groups is None:
-                partition = replica_groups.partition(each.grid, spec.partition.axes)
+                partition = replica_groups.partition(grid, spec.partition.axes)
                 with _tables:
                     choice = _choices.find(partition, spec.lane)
-                _find_or_make(each.mesh, partition, spec.lane, choice)
+                _find_or_make(mesh, partition, spec.lane, choice)
             del _to_make[spec.key]
 
 
@@ -374,6 +350,20 @@ def _check_timeout(member: Communicator, seconds: float | None) -> None:
         f"init: timeout={seconds:g} was asked for, but {member!r} is live with "
         f"{member.timeout:g} s; close() it first, on every process"
     )
+
+
+def _close_for_now(
+    members: Iterable[Communicator], is_over: Callable[[Sequence[int]], bool]
+) -> None:
+    for member in members:
+        _close(member)
+        _to_make[member.key] = member.spec, member.spec.mesh
+    _forget(is_over)
+
+
+def _forget(is_over: Callable[[Sequence[int]], bool]) -> None:
+    for backend in backends.BACKENDS.values():
+        backend.forget(is_over)
 
 
 def _close(member: Communicator) -> None:
