@@ -32,6 +32,8 @@ text { fill: #ddd }
 [style*="stroke: #000000"] { stroke: #ddd !important }
 }
 """
+# The first that is there serves the README.
+_ON_GPUS = ("h100-x4", "four"), ("h100-x2", "two")
 _MARK = re.compile(
     r"(?P<begin><!-- (?P<machine>[\w-]+): (?P<panel>[\w-]+) -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -195,11 +197,13 @@ def _filled(mark, known):
 
 def speed(known: dict[str, File]) -> str:
     """Return the README's table: rows of some panels, of sizes small, middle, large."""
-    on_gpus = known["h100-x2"].panels["collectives"]
+    stem, count = next(of for of in _ON_GPUS if of[0] in known)
+    on_gpus = known[stem].panels["collectives"]
 
-    def of_gpus(*ends):
-        found = [row["ratio"] for row in on_gpus if row["name"].endswith(ends)]
-        return f"{min(found):.2f} to {max(found):.2f}"
+    def of_gpus(pattern):
+        found = [row["ratio"] for row in on_gpus if re.fullmatch(pattern, row["name"])]
+        ends = dict.fromkeys(f"{of(found):.2f}" for of in (min, max) if found)
+        return " to ".join(ends)
 
     def of_cpus(panel, rival):
         rows = {row.payload_bytes: row for row in known["cpu"].panels[panel]
@@ -209,10 +213,11 @@ def speed(known: dict[str, File]) -> str:
     lines = [
         ("case", "against", "up to 1 KiB", "1 MiB", "16 MiB or more"),
         ("---",) * 5,
-        ("6 collectives on two H100s", "`jax.lax`", of_gpus(" 1 KiB"), "",
-         of_gpus(" 256 MiB")),
-        ("chain of 50 `psum`s on two H100s", "`jax.lax`",
-         of_gpus("chain of 50", "command buffers"), "", ""),
+        (f"6 collectives on {count} H100s", "`jax.lax`", of_gpus(r"\w+ 1 KiB"),
+         of_gpus(r"\w+ 1 MiB"), of_gpus(r"\w+ (16|256) MiB")),
+        (f"chain of 50 `psum`s on {count} H100s", "`jax.lax`",
+         of_gpus("chain of 50(, command buffers)?"), of_gpus("chain of 50 of 1 MiB"),
+         ""),
         ("`psum` on 8 CPU devices", "`jax.lax`", *of_cpus("collectives-8", "jax.lax")),
         ("`psum` between two CPU processes", "gloo", *of_cpus("processes-2", "gloo")),
     ]  # fmt: skip

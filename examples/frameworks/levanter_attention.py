@@ -1,6 +1,6 @@
 """levanter: ``attn_backend=jax_flash`` attends around a ring of the position's axis.
 
-Call ``install(mesh)`` before the model is traced, and map ``position`` to a mesh axis.
+Call ``install(module, mesh)`` before a trace, and map ``position`` to a mesh axis.
 """
 
 import functools
