@@ -12,6 +12,7 @@ _FORWARD, _GRADIENTS = "forward", ("forward and backward", "with gradients")
 _OF_PASS = re.compile(rf"(.+), ({_FORWARD}|{'|'.join(_GRADIENTS)})(?:, (.+))?")
 _SIZED = re.compile(r"(\w+) ([\d.]+ (?:[KMG]i)?B)")
 _STRATEGIES, _AUTO = "strategies", "auto"
+_SHARE = " over the whole sequence, divided by "
 _KERNEL = re.compile(r"one (\w+) kernel.*")
 
 
@@ -71,7 +72,7 @@ def _passes(rows):
         name = f"{name}, {more}" if more else name
         cases.setdefault((name, row["peer"]), {})[what == _FORWARD] = _cell(row)
     lines = [
-        [name, peer, of.get(True, ""), of.get(False, "")]
+        [name, peer.replace(_SHARE, " / "), of.get(True, ""), of.get(False, "")]
         for (name, peer), of in cases.items()
     ]
     return _markdown(["case", "against", "forward", "with gradients"], lines)
