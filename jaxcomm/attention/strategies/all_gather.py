@@ -1,6 +1,7 @@
 """All-gather: collect the keys, then attend once. Halo does so as well."""
 
 import abc
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -10,33 +11,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.kernels.flash.sequences import Among
-from jaxcomm.attention.kernels.kernel import Grads, Hop
-from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
+from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.strategies.packed import Known
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
     Inputs,
     Keys,
-    Strategy,
     coordinates_of,
 )
-from jaxcomm.attention.strategies.ways import Found, Ways, ways_of
+from jaxcomm.attention.strategies.walk import Walk
+from jaxcomm.attention.strategies.ways import Found, Ways
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
 from jaxcomm.compat import gpus
 
 
-class Gathered(Strategy):
+class Gathered(Walk):
     """Attention over collected keys and values, in one hop.
 
-    The backward pass collects anew: what is kept is no larger than the inputs.
+    The backward pass collects anew.
     """
-
-    judges = True
 
     @abc.abstractmethod
     def runs(self, call: AttentionCall, inputs: Inputs) -> tuple[Run, ...]:
@@ -66,49 +66,16 @@ class Gathered(Strategy):
     def add_columns(self, call: AttentionCall, inputs: Inputs, grad_bias):
         """Return the gradient of the whole bias from that of its columns."""
 
-    def forward(self, call, inputs):
-        inputs = inputs.gathered(call)
-        ways = self._ways(call, inputs)
-        if ways is None:
-            inputs = inputs.poisoned()
-            return hop_forward(self._hop(call, inputs)), (inputs, None)
-        hop = self._hop(call, inputs)
-        look = functools.partial(_look, ways, hop)
-        found = ways.look(look)
-
-        def attend(pack):
-            out, lse = hop_forward(pack(hop, 0))
-            return out.astype(hop.query.dtype), lse
-
-        out, lse = ways.of_pass(found, attend, look)
-        return (out.astype(lse.dtype), lse), (inputs, found)
+    def loop(self, call, inputs):
+        return _Collected(self, call, inputs.gathered(call))
 
     def backward(self, call, kept, saved):
-        inputs, known = kept
-        hop, ways = self._hop(call, inputs), self._ways(call, inputs)
-        if ways is None:
-            found = hop_backward(hop, saved)
-        else:
-            if not hop.has_residual:
-                # What a way is given is computed, whichever is taken.
-                saved = saved._replace(delta=None)
-
-            def differentiate(pack):
-                grads = hop_backward(pack(hop, 0), saved.with_delta(hop))[:3]
-                return Grads(*(x.astype(hop.query.dtype) for x in grads))
-
-            look = functools.partial(_look, ways, hop)
-            found = ways.of_pass(known, differentiate, look)
-            found = Grads(*(x.astype(hop.sum_dtype) for x in found[:3]))
-        key, value = self.scatter(call, inputs, (found.key, found.value))
+        found = super().backward(call, kept, saved)
+        key, value = self.scatter(call, kept[0], (found.key, found.value))
         bias = found.bias
         if bias is not None:
-            bias = self.add_columns(call, inputs, bias)
-        return Grads(found.query, key, value, bias, found.slopes)
-
-    def _ways(self, call, inputs) -> Ways | None:
-        hop = jax.eval_shape(functools.partial(self._hop, call), inputs)
-        return ways_of(call, inputs, 1, hop)
+            bias = self.add_columns(call, kept[0], bias)
+        return found._replace(key=key, value=value, bias=bias)
 
     def _hop(self, call, inputs) -> Hop:
         keys = self.gather(call, inputs, inputs.keys)
@@ -139,14 +106,39 @@ class Gathered(Strategy):
         return narrowed(hop, blocks if isinstance(blocks, str) else (blocks.same,))
 
 
-def _look(ways: Ways, hop: Hop, most: int) -> Found:
-    """Look at the tokens of runs that are among their keys."""
-    runs = [Among(hop, run) for run in hop.runs]
-    are_right = functools.reduce(jnp.logical_and, [x.are_right(most) for x in runs])
-    is_held = ways.inputs.is_right
-    way = ways.found(0, are_right, None if is_held is None else ~is_held)
-    way = pmax(way, ways.call.axis_name)
-    return Found(way, [tuple(x.starts(most) for x in runs)])
+class _Collected(Loop):
+    """One hop, of keys that are collected before."""
+
+    def __init__(self, strategy: Gathered, call: AttentionCall, inputs: Inputs):
+        self._collect = functools.partial(strategy._hop, call)
+        own: Any = None  # Until it is ready: documents alone are looked at before.
+        if inputs.query_ids is not None:
+            own = jax.eval_shape(self._collect, inputs)
+        super().__init__(call, inputs, own)
+        self.is_ready = False
+
+    def ready(self, inputs=None):
+        if self.is_ready:
+            return copy.copy(self)
+        loop = super().ready(inputs)
+        loop.own = self._collect(loop.inputs)
+        loop.is_ready = True
+        return loop
+
+    def hop(self, block, distance):
+        return self.own
+
+    def columns(self, grad_bias, distance, total=None):
+        return grad_bias
+
+    def look(self, ways: Ways, most: int) -> Found:
+        """Look at the tokens of runs that are among their keys."""
+        runs = [Among(self.own, run) for run in self.own.runs]
+        are_right = functools.reduce(jnp.logical_and, [x.are_right(most) for x in runs])
+        is_held = self.inputs.is_right
+        way = ways.found(0, are_right, None if is_held is None else ~is_held)
+        way = pmax(way, self.call.axis_name)
+        return Found(way, Known(tuple(x.starts(most) for x in runs)))
 
 
 def may_have_runs(call: AttentionCall, inputs: Inputs) -> bool:

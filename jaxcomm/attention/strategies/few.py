@@ -11,11 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.pieces import Starts
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
-from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.mask import Coordinates, Mask, Run
-from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.part import Part
+from jaxcomm.attention.strategies.beside import Beside, Part
 from jaxcomm.attention.table import copies, few
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.split_phase import all_gather_start
@@ -68,77 +65,50 @@ def _tokens_of(parts, count: int):
     return jnp.where(is_here, token + number - begin, 0).sum(1)
 
 
-class FewHops:
+class FewHops(Beside):
     """The hops of other ranks' keys, of a ring in which few are seen.
 
     Attributes:
-      ring: the hops of the call.
       copies: how often the queries are in the one call.
-      queries, keys: the parts of this rank's tokens that see, and that are seen.
     """
 
-    def __init__(self, ring: Loop, way: int, known: Few):
-        self.ring, self.starts = ring, known.starts
-        self.copies = copies(way, ring.call.size)
+    def __init__(self, way: int, known: Few, size: int):
+        self.starts, self.copies = known.starts, copies(way, size)
         self.count = known.queries.shape[1]
         self.queries, self.keys = Part(known.queries), Part(known.keys)
 
-    def start(self):
-        """Begin to collect the keys that are seen."""
-        ring = self.ring
-        sent = [self.keys.of(x) for x in ring.own_block[:2]]
-        return all_gather_start(sent, ring.call.axis_name, axis=1, tiled=True)
+    def start(self, loop):
+        sent = [self.keys.of(x) for x in loop.own_block[:2]]
+        return all_gather_start(sent, loop.call.axis_name, axis=1, tiled=True)
 
-    def attend(self, out, lse, keys):
-        """Return (out, lse) of a rank's own keys merged with those that came."""
-        found = hop_forward(self._hop(keys))
-        others = zip(*map(self._apart, found), strict=True)
-        return self.queries.merged(out, lse, *others, dtype=out.dtype)
-
-    def differentiate(self, own: Grads, saved: Saved, keys) -> Grads:
-        """Return the gradients of a rank's own keys with those of the others' added."""
-        hop = self._hop(keys)
-        part = jax.tree.map(self._copies, saved)
-        found = hop_backward(hop, part.with_delta(hop))
-        dtype = hop.query.dtype
+    def home(self, loop, grads):
         # They are the kernel's, which rounds, and nothing was added.
-        back = all_to_all(
-            [x.astype(dtype) for x in (found.key, found.value)],
-            self.ring.call.axis_name, 1, 1, tiled=True,
-        )  # fmt: skip
-        parts = self.queries, self.keys, self.keys
-        sums = found.query.dtype
-        return Grads(
-            *(
-                part.plus(x, *self._apart(y), sums=sums, dtype=dtype)
-                for part, x, y in zip(parts, own[:3], (found.query, *back), strict=True)
-            )
-        )
+        grads = [x.astype(loop.inputs.query.dtype) for x in grads]
+        return all_to_all(grads, loop.call.axis_name, 1, 1, tiled=True)
 
-    def _apart(self, x) -> list:
-        """Return the parts of an array, each of so many tokens as are few."""
+    def apart(self, x):
         parts = x.reshape(x.shape[0], -1, self.count, *x.shape[2:])
         return [parts[:, i] for i in range(parts.shape[1])]
 
-    def _copies(self, x):
+    def of_queries(self, x):
         """Return the few queries' part of an array, as often as they are there."""
         x = self.queries.of(x)[:, None]
         shape = x.shape[0], self.copies, *x.shape[2:]
         return jnp.broadcast_to(x, shape).reshape(shape[0], -1, *shape[3:])
 
-    def _hop(self, keys) -> Hop:
+    def hop(self, loop, keys):
         """Return the hop of the few queries, each time, and of all keys that came.
 
         For a kernel that does not know packed sequences a sequence is a document.
         """
-        query, starts = self._copies(self.ring.inputs.query), self.starts
+        query, starts = self.of_queries(loop.inputs.query), self.starts
         batch, *_ = keys[0].shape
         counts = query.shape[1], keys[0].shape[1]
         queries, of_keys = (
             _numbers_in(x, batch, count)
             for x, count in zip(starts, counts, strict=True)
         )
-        return self.ring.others.replace(
+        return loop.others.replace(
             query=query,
             key=keys[0],
             value=keys[1],

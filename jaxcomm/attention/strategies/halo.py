@@ -1,6 +1,5 @@
 """Halo: each rank receives the border of its neighbours that a window reaches."""
 
-import copy
 import dataclasses
 import itertools
 
@@ -8,30 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
-from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
-from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
 from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
+from jaxcomm.attention.strategies.beside import Beside, Part
 from jaxcomm.attention.strategies.hops import (
     Slice,
     consecutive,
     own_hop,
     seen_slices,
 )
-from jaxcomm.attention.strategies.part import Part
-from jaxcomm.attention.strategies.strategy import (
-    AttentionCall,
-    Cost,
-    Inputs,
-    Keys,
-    coordinates_of,
-)
-from jaxcomm.attention.strategies.ways import (
-    AllPieces,
-    Found,
-    ways_of,
-)
+from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.strategies.packed import Known
+from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs, Keys
+from jaxcomm.attention.strategies.walk import Walk
+from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -115,29 +105,14 @@ class Halo(Gathered):
             return 0
         return parts[0].stop - parts[0].start
 
-    def forward(self, call, inputs):
-        if not self._border(call, inputs):
-            return super().forward(call, inputs)
-        halo = _Border(call, inputs, self._border(call, inputs))
-        if halo.ways is None:
-            inputs = inputs.poisoned()
-            halo = _Border(call, inputs, halo.keys)
-        else:
-            halo.found = halo.ways.look(halo.look)
-        out, lse = halo.in_a_way(_Border.attend)
-        return (out.astype(lse.dtype), lse), (inputs, halo.found)
+    def loop(self, call, inputs):
+        keys = self._border(call, inputs)
+        return _Border.of(call, inputs, keys) if keys else super().loop(call, inputs)
 
     def backward(self, call, kept, saved):
-        inputs, found = kept
-        if not self._border(call, inputs):
-            return super().backward(call, kept, saved)
-        halo = _Border(call, inputs, self._border(call, inputs))
-        halo.found = found
-        if halo.ways is not None and not call.hop.has_residual:
-            # What a way is given is computed, whichever is taken.
-            saved = saved._replace(delta=None)
-        grads = halo.in_a_way(lambda halo: halo.differentiate(saved))
-        return Grads(*(x.astype(saved.lse.dtype) for x in grads[:3]))
+        if self._border(call, kept[0]):
+            return Walk.backward(self, call, kept, saved)
+        return super().backward(call, kept, saved)
 
     def gather(self, call, inputs, keys):
         arrived = []
@@ -212,150 +187,83 @@ class Halo(Gathered):
         ]
 
 
-class _Border:
-    """A rank's own keys, and the border of the rank before, as two hops.
+class _Border(Beside):
+    """The border of the rank before, beside a rank's own keys.
 
     Attributes:
-      keys: how many keys the border has.
+      border: how many keys the border has.
       rows: how many queries see some of it, the first ones.
       is_first: traced, whether this is the first rank.
-      ways: how both hops may be computed, or None.
-      found: which way serves, and where the sequences of each hop begin.
     """
 
-    def __init__(self, call: AttentionCall, inputs: Inputs, keys: int):
-        self.call, self.inputs, self.keys = call, inputs, keys
+    def __init__(self, call: AttentionCall, inputs: Inputs, border: int):
+        self.call, self.inputs, self.border = call, inputs, border
         self.rows = min(call.mask.left or 0, inputs.query.shape[1])
         self.is_first = call.rank() == 0
-        self.found = Found(None, None)
-        self._pack = None
-        self.first, self.last = Part(slice(self.rows)), Part(slice(-keys, None))
-        own, tail = own_hop(call, inputs), jax.tree.map(self.last.of, inputs.keys)
-        behind = self.behind(tail)
-        self.ways = ways_of(call, inputs, 1, own, behind)
+        self.queries, self.keys = Part(slice(self.rows)), Part(slice(-border, None))
 
-    def look(self, most: int) -> Found:
+    @classmethod
+    def of(cls, call: AttentionCall, inputs: Inputs, border: int) -> Loop:
+        """Return the hops of a pass with a border."""
+        loop, beside = (
+            Loop(call, inputs, own_hop(call, inputs)),
+            cls(call, inputs, border),
+        )
+        whole = (0, beside.rows), (0, border)
+        loop.beside, loop.look = beside, beside.look
+        loop.others = call.hop.replace(
+            slopes=inputs.slopes,
+            seeds=inputs.seeds,
+            query_segments=(beside.rows,),
+            key_segments=(border,),
+            runs=(Run(*whole, "behind"),),
+        )
+        hop = beside.hop(loop, jax.tree.map(beside.keys.of, inputs.keys))
+        block = Block(*whole, left=(call.mask.left or 0) - border)
+        loop.others = narrowed(hop, (block,))
+        return loop
+
+    def look(self, ways: Ways, most: int) -> Found:
         """Look at the documents of each rank and of the one before it."""
         batch, tokens = self.inputs.query.shape[:2]
         pieces = AllPieces.of(self.call, self.inputs, most)
         ranks, rank = jnp.arange(self.call.size, dtype=jnp.int32), self.call.rank()
 
         def border(queries, keys, rank):
-            seen, is_right = border_of(queries, keys, batch, tokens, self.keys)
+            seen, is_right = border_of(queries, keys, batch, tokens, self.border)
             return jnp.where(rank == 0, 0, seen), is_right | (rank == 0)
 
         every = pieces.every, pieces.at((ranks - 1) % self.call.size)
         seen, are_right = jax.vmap(border)(*every, ranks)
         serves = pieces.are_right & are_right.all()
-        run = Run((0, self.rows), (0, self.keys), "behind")
+        run = Run((0, self.rows), (0, self.border), "behind")
         own = of_own(pieces.at(rank), batch * tokens)
-        return Found(
-            self.ways.found(0, serves, pieces.are_wrong),  # pyright: ignore
-            [(own,), (of_border(batch, run, seen[rank]),)],
-        )
+        known = Known((own,), beside=(of_border(batch, run, seen[rank]),))
+        return Found(ways.found(0, serves, pieces.are_wrong), known)
 
-    def in_a_way(self, compute):
-        """Return what ``compute`` does, in the way that was found."""
-        if self.ways is None or not self.ways.is_whole:
-            return compute(self)
-
-        def packed(pack):
-            halo = copy.copy(self)
-            halo._pack = pack
-            return compute(halo)
-
-        return self.ways.of_pass(self.found, packed, self.look)
-
-    def _compute(self, compute, hop: Hop, which: int):
-        """Compute a hop in the way of the pass, or in the one that was found."""
-        if self.ways is None:
-            return compute(hop)
-
-        def packed(pack):
-            return compute(pack(hop, which))
-
-        return (
-            packed(self._pack) if self._pack else self.ways.of_pass(self.found, packed)
-        )
-
-    def attend(self):
-        """Return (out, lse), out in the dtype of the query."""
-        dtype = self.inputs.query.dtype
-
-        def own(hop):
-            out, lse = hop_forward(hop)
-            # What a way returns is in memory: no more digits than are needed.
-            return (out if self.ways is None else out.astype(dtype)), lse
-
-        arriving = self.start()
-        out, lse = self._compute(own, self.own(arriving), 0)
-        behind = self.behind(arriving.done(after=lse))
-        rows, row_lse = self._compute(hop_forward, behind, 1)
-        row_lse = jnp.where(self.is_first, -jnp.inf, row_lse)
-        return self.first.merged(out, lse, (rows, row_lse), dtype=dtype)
-
-    def differentiate(self, saved: Saved) -> Grads:
-        """Return the gradients of query, key and value in their dtype."""
-        dtype = self.inputs.query.dtype
-
-        def own(hop):
-            grads = hop_backward(hop, self._saved(hop, saved))[:3]
-            return [x if self.ways is None else x.astype(dtype) for x in grads]
-
-        def behind(hop):
-            # Of the first rank, which has no rank before it, all weights become 0.
-            lse = jnp.where(self.is_first, -jnp.inf, of_rows.lse)
-            return hop_backward(hop, self._saved(hop, of_rows._replace(lse=lse)))[:3]
-
-        arriving = self.start()
-        query, *keys = self._compute(own, self.own(arriving), 0)
-        of_rows = jax.tree.map(self.first.of, saved)
-        arrived = arriving.done(after=query[:1, :1, :1, :1])
-        border, *of_keys = self._compute(behind, self.behind(arrived), 1)
-        back = ring_shift(of_keys, self.call.axis_name, shift=-1)
-        how = {"sums": border.dtype, "dtype": dtype}
-        query = self.first.plus(query, border, **how)
-        pairs = zip(keys, back, strict=True)
-        return Grads(query, *(self.last.plus(x, added, **how) for x, added in pairs))
-
-    def _saved(self, hop: Hop, saved: Saved) -> Saved:
-        return saved if self.ways is None else saved.with_delta(hop)
-
-    def start(self):
-        """Begin to send the own border to the next rank."""
-        tail = jax.tree.map(self.last.of, self.inputs.keys)
+    def start(self, loop):
+        tail = jax.tree.map(self.keys.of, loop.own_block)
         return ring_shift_start(tail, self.call.axis_name, shift=1)
 
-    def own(self, arriving) -> Hop:
-        """Return the hop of the own keys, to be computed while the border is sent."""
-        inputs, layout = self.inputs, self.inputs.key_layout
-        tokens = coordinates_of(layout, self.call.rank(), 1, inputs.key_ids)
-        key, value = arriving.then((inputs.key, inputs.value))
-        return own_hop(self.call, inputs).replace(
-            key=key, value=value, queries=tokens, keys=tokens
-        )
+    def home(self, loop, grads):
+        return ring_shift(grads, self.call.axis_name, shift=-1)
 
-    def behind(self, keys: Keys) -> Hop:
-        """Return the hop of the first rows and of the border."""
-        inputs, layout, rank = self.inputs, self.inputs.key_layout, self.call.rank()
-        count, rows, left = self.keys, self.rows, self.call.mask.left or 0
+    def seen(self, lse):
+        # The first rank has no rank before it.
+        return jnp.where(self.is_first, -jnp.inf, lse)
+
+    def hop(self, loop, keys):
+        layout, rank, ids = loop.inputs.key_layout, self.call.rank(), keys.segment_ids
         at = jnp.asarray(layout.positions_of(rank))
-        before = jnp.asarray(layout.positions_of((rank - 1) % self.call.size))[-count:]
-        ids, key_ids = inputs.query_ids, keys.segment_ids
+        before = jnp.asarray(layout.positions_of((rank - 1) % self.call.size))
+        queries = Coordinates(at, loop.inputs.query_ids)
         if ids is not None:
-            ids = ids[:, :rows]
-            key_ids = jnp.where(self.is_first, PADDING, key_ids)
-        whole = (0, rows), (0, count)
-        hop = self.call.hop.replace(
-            query=inputs.query[:, :rows],
+            ids = jnp.where(self.is_first, PADDING, ids)
+            queries = queries._replace(segment_ids=self.queries.of(queries.segment_ids))
+        return loop.others.replace(
+            query=self.queries.of(loop.inputs.query),
             key=keys.key,
             value=keys.value,
-            queries=Coordinates(at[:rows], ids),
-            keys=Coordinates(before, key_ids),
-            slopes=inputs.slopes,
-            seeds=inputs.seeds,
-            query_segments=(rows,),
-            key_segments=(count,),
-            runs=(Run(*whole, "behind"),),
+            queries=queries._replace(positions=at[: self.rows]),
+            keys=Coordinates(before[-self.border :], ids),
         )
-        return narrowed(hop, (Block(*whole, left=left - count),))

@@ -242,7 +242,9 @@ def hop_of_block(
     me, source = members_at(call, width, distance)
     if order.is_of_all(inputs.query_layout):
         queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
-        keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
+        keys = queries._replace(segment_ids=block.segment_ids)
+        if source is not me or inputs.query_layout != inputs.key_layout:
+            keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
     else:  # A rank's own keys.
         at = order.held(inputs.query_layout, me)
         queries, keys = (Coordinates(at, x) for x in (inputs.query_ids, block[2]))
@@ -268,7 +270,8 @@ def members_at(call: AttentionCall, width: int, distance):
     me = call.rank()
     if width > 1:
         me //= width
-    return me, (me - distance) % (call.size // width)
+    is_own = isinstance(distance, int) and not distance
+    return me, me if is_own else (me - distance) % (call.size // width)
 
 
 def _layouts(inputs: Inputs):

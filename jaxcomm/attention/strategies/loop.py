@@ -1,4 +1,4 @@
-"""The hops of a ring, in their order, and what travels between them."""
+"""The hops of a pass, in their order, and what travels between them."""
 
 import copy
 from typing import Any
@@ -17,7 +17,6 @@ from jaxcomm.attention.strategies.hops import (
     members_at,
     own_hop,
 )
-from jaxcomm.attention.strategies.seen_hops import last_seen_hop, share_documents
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, keep
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
@@ -30,7 +29,7 @@ _UNROLLED_RANKS = 8
 
 
 class Loop:
-    """The hops of one call.
+    """The hops of one pass: over a rank's own keys; then over others, around a ring.
 
     Attributes:
       distances: whose keys are here at each turn: those of member ``me - distance``.
@@ -38,7 +37,10 @@ class Loop:
       own, others: the hop of a rank's own keys, and what those of others have in
         common, with the arrays of this rank.
       own_block: the keys to begin with.
-      packing: how documents are packed, a ``packed_ring.Packing``. If None, kernels
+      beside: what else a rank computes, in one call more, in place of a ring; or None.
+      look: finds where documents begin, given ``ways`` and ``most``. If None, in the
+        pieces of all ranks: see ``packed``.
+      packing: how documents are packed, a ``packed.Packing``. If None, kernels
         take all documents.
       is_way: whether it is a way of a pass that is chosen elsewhere. Its arrays are a
         rank's own, backward too.
@@ -47,61 +49,73 @@ class Loop:
         not by one for each hop. They are rounded, so this reads less, too.
     """
 
-    def __init__(self, width: int, call: AttentionCall, inputs: Inputs):
+    beside: Any = None
+    look: Any = None
+    packing: Any = None
+    is_way = False
+    unrolls = keeps_parts = False
+
+    def __init__(self, call: AttentionCall, inputs: Inputs, own: Hop, width: int = 1):
         self.call, self.inputs, self.width = call, inputs, width
         self.members = call.size // width
-        self.distances = distances(inputs, call.mask, width)
-        self.last = len(self.distances) - 1
+        self.own = self.others = own
         self.own_block = inputs.keys
-        self.packing: Any = None
-        self.is_way = False
-        self.is_uniform = self.distances == tuple(range(len(self.distances)))
-        self.own = self.others = own_hop(call, inputs, width)
-        if self.last:
-            self.others = hop_of_others(call, inputs, width)
-        is_kernel = gpus.are_of_mesh() and self.others.kernels[0].name != "xla"
-        self.unrolls = is_kernel and self.members <= _UNROLLED_RANKS
-        self.keeps_parts = self.unrolls and rounds(self.others)
+        self.distances, self.last, self.is_uniform = (0,), 0, True
+
+    @classmethod
+    def around(cls, width: int, call: AttentionCall, inputs: Inputs) -> "Loop":
+        """Return the hops of a ring."""
+        ring = cls(call, inputs, own_hop(call, inputs, width), width)
+        ring.distances = distances(inputs, call.mask, width)
+        ring.last = len(ring.distances) - 1
+        ring.is_uniform = ring.distances == tuple(range(ring.last + 1))
+        if ring.last:
+            ring.others = hop_of_others(call, inputs, width)
+        is_kernel = gpus.are_of_mesh() and ring.others.kernels[0].name != "xla"
+        ring.unrolls = is_kernel and ring.members <= _UNROLLED_RANKS
+        ring.keeps_parts = ring.unrolls and rounds(ring.others)
+        return ring
 
     @property
     def hops(self) -> tuple[Hop, ...]:
         """What the kernels are to compute."""
-        return (self.own, self.others) if self.last else (self.own,)
+        has_others = self.last or self.beside is not None
+        return (self.own, self.others) if has_others else (self.own,)
+
+    def ready(self, inputs: Inputs | None = None) -> "Loop":
+        """Return the same hops, with the order of all ranks' tokens.
+
+        Args:
+          inputs: of the same shapes. If None, those that are here.
+        """
+        loop = copy.copy(self)
+        loop.inputs = (inputs or self.inputs).gathered(self.call)
+        if inputs is not None:
+            loop.own_block = inputs.keys
+        return loop
 
     def unpacked(self) -> "Loop":
         """Return the same hops for kernels that take all documents."""
-        ring = self.gathered()
-        ring.own, ring.others = map(unpacked, (self.own, self.others))
-        ring.is_way = True
-        return ring
+        loop = self.ready()
+        loop.own, loop.others = map(unpacked, (self.own, self.others))
+        loop.is_way = True
+        return loop
 
     def packed(self, packing, is_alone: bool) -> "Loop":
         """Return the same hops for a kernel that takes documents packed.
 
         Args:
           packing: how.
-          is_alone: whether the rank's own keys are the only hop.
+          is_alone: whether nothing goes around a ring.
         """
-        ring = copy.copy(self) if is_alone else self.gathered()
-        ring.packing, ring.is_way = packing, True
-        ring.keeps_parts = self.unrolls and packing.is_pass
+        loop = copy.copy(self) if is_alone else self.ready()
+        loop.packing, loop.is_way = packing, True
+        loop.keeps_parts = self.unrolls and packing.is_pass
         if is_alone:
-            ring.last = 0
+            loop.last = 0
         elif packing.is_pass:  # Ranks know each other's documents.
-            ring.own_block = self.own_block._replace(segment_ids=None)
-        return ring
-
-    def gathered(self, inputs: Inputs | None = None) -> "Loop":
-        """Return the same hops, with the order of all ranks' tokens.
-
-        Args:
-          inputs: of the same shapes. If None, those that are here.
-        """
-        ring = copy.copy(self)
-        ring.inputs = (inputs or self.inputs).gathered(self.call)
-        if inputs is not None:
-            ring.own_block = inputs.keys
-        return ring
+            loop.own_block = self.own_block._replace(segment_ids=None)
+        return loop
 
     @property
     def starts_apart(self):
@@ -110,58 +124,29 @@ class Loop:
         return is_packed or bool(self.others.blocks) or self.unrolls
 
     @property
-    def may_end_early(self):
-        """Whether the tokens may show that no rank needs the last blocks.
+    def may_be_alone(self):
+        """Whether documents may show that no rank needs the keys of another.
 
         On a GPU the host has to wait for the tokens, which documents are worth.
         """
-        inputs, axes = self.inputs, self.call.axis_name
-        are_rules = inputs.query_layout.is_static and inputs.key_layout.is_static
-        may_show = inputs.key_ids is not None
-        if compat.mesh_platform() == "cpu":
-            may_show |= not are_rules
+        axes = self.call.axis_name
         return (
             bool(self.last)
             and self.is_uniform
             and self.width == 1
-            and may_show
+            and self.inputs.key_ids is not None
             and (compat.mesh_platform() == "cpu" or gpus.are_of_mesh())
             # Else groups of ranks might disagree, which XLA's collectives wait for.
             and compat.manual_axes()
             <= set(axes if isinstance(axes, tuple) else (axes,))
         )
 
-    def last_seen(self, inputs: Inputs):
-        """Return the last turn that some rank needs, traced.
-
-        On GPUs it is 0 or ``last``: at each turn the host would wait.
-        """
-        if compat.mesh_platform() == "cpu":
-            return last_seen_hop(self.call, inputs)
-        return jnp.where(share_documents(self.call, inputs), self.last, 0)
-
-    def go(self, around, own, seen):
-        """Return ``around(last turn)``, or ``own()`` if a rank's own block is all.
-
-        Args:
-          around: takes the last turn, which may be traced.
-          own: needs no block of others.
-          seen: the last turn that some rank needs, traced; or None if it is ``last``.
-        """
-        if not self.last:
-            return own()
-        if seen is None:
-            return around(self.last)
-        if compat.mesh_platform() == "cpu":
-            return jax.lax.cond(seen > 0, lambda: around(seen), own)
-        return jax.lax.cond(seen > 0, lambda: around(self.last), own)
-
     def rounded(self, x):
         """Return what is the result of a branch.
 
         A GPU writes it to memory. Here it has the dtype to which it is rounded anyway.
         """
-        if self.is_way or (self.may_end_early and compat.mesh_platform() != "cpu"):
+        if self.is_way or (self.may_be_alone and compat.mesh_platform() != "cpu"):
             return x.astype(self.inputs.query.dtype)
         return x
 
@@ -197,46 +182,35 @@ class Loop:
         """Return that of a turn, which may be traced if the distances are 0, 1, ..."""
         return turn if self.is_uniform else self.distances[turn]
 
-    def for_hops(self, first, last, step, carry, is_backward=False):
-        """Run ``carry = step(turn, carry, shift)`` from turn ``first`` until ``last``.
+    def for_hops(self, first: int, step, carry, is_backward=False):
+        """Run ``carry = step(turn, carry, shift)`` from turn ``first`` until the last.
 
-        A ``last`` that is traced ends the turns, but not the loop: JAX differentiates
-        loops of a fixed length alone. Backward, turns are counted from the last hop,
-        and ``shift`` is a pair: how far the block goes, and how far its predecessor's
-        gradients.
+        Backward, turns are counted from the last hop, and ``shift`` is a pair: how far
+        the block goes, and how far its predecessor's gradients.
         """
-        one: Any = (1, 1) if is_backward else 1
-        if not self.is_uniform:
-            count = len(self.distances) - 1
+        last = self.last
+        turns = last - first
+        # A GPU's loop writes every carry, and copies what travels; of one or no turn it
+        # asks the host.
+        is_flat = self.unrolls or (self.starts_apart and turns < 2)
+        if is_flat or not self.is_uniform:
             for turn in range(first, last):
                 shift: Any = self.shift(turn)
                 if is_backward:
-                    at = count - turn - 1
+                    at = last - turn - 1
                     shift = self.shift(at), self.shift(at + 1)
                 carry = step(turn, carry, shift)
             return carry
-        is_fixed = isinstance(last, int)
-        seen, last = last, last if is_fixed else self.last
 
-        def body(hop, carry):
-            if is_fixed:
-                return step(hop, carry, one)
-            return jax.lax.cond(
-                hop < seen, lambda x: step(hop, x, one), lambda x: x, carry
-            )
+        def body(turn, carry):
+            return step(turn, carry, (1, 1) if is_backward else 1)
 
-        if self.unrolls or (self.starts_apart and last - first < 2):
-            # A GPU's loop writes every carry, and copies what travels; of one or no
-            # turn it asks the host.
-            for hop in range(first, last):
-                carry = body(hop, carry)
-            return carry
-        if last - first >= 2:
+        if turns >= 2:
             return jax.lax.fori_loop(first, last, body, carry)
         # XLA would inline a loop of no or one turn. Behind a barrier it stays a loop,
         # so that two ranks need the same memory as any larger ring.
-        last = jax.lax.optimization_barrier(jnp.int32(last))
-        return jax.lax.fori_loop(jnp.int32(first), last, body, carry)
+        until = jax.lax.optimization_barrier(jnp.int32(last))
+        return jax.lax.fori_loop(jnp.int32(first), until, body, carry)
 
     def start(self, block, shift):
         """Begin to send a pytree to the member that is ``shift`` further."""
@@ -277,11 +251,12 @@ class Loop:
             block = block._replace(segment_ids=ids)
         return hop_of_block(hop, self.call, self.inputs, self.width, block, distance)
 
-    def attend(self, block: Keys, distance, onto=None):
-        """Return (out, lse) of a block, merged with those of others, if given."""
-        hop = self.hop(block, distance)
+    def attend(self, hop: Hop, distance, onto=None):
+        """Return (out, lse) of a hop, merged with those of others, if given."""
         if self.packing is None:
             return hop_forward(hop, onto)
+        if self.packing.is_pass:
+            return hop_forward(self.packing.packed(hop, distance), onto)
         # What a branch returns is in memory: no more digits than are needed.
         is_last = onto is None or self.last == 1
         dtype = self.inputs.query.dtype if is_last else hop.sum_dtype
@@ -294,21 +269,22 @@ class Loop:
             assert onto is not None
             return onto[0].astype(dtype), onto[1]
 
-        out, lse = self.packing.compute(compute, hop, distance, nothing)
+        out, lse = self.packing.in_a_way(compute, hop, distance, nothing)
         return out.astype(lse.dtype), lse
 
-    def gradients(self, block: Keys, distance, saved: Saved, onto=None) -> Grads:
-        """Return what a block adds to the gradients: see :func:`hop_backward`."""
-        hop = self.hop(block, distance)
+    def gradients(self, hop: Hop, distance, saved: Saved, onto=None) -> Grads:
+        """Return what a hop adds to the gradients: see :func:`hop_backward`."""
         if self.packing is None:
             return hop_backward(hop, saved, onto)
 
-        # A rank's own keys are the last: see attend. Other sums are not rounded.
-        is_last = not self.packing.is_pass and is_own(distance)
+        if self.packing.is_pass:
+            hop = self.packing.packed(hop, distance)
+            return hop_backward(hop, saved.with_delta(hop), onto)
 
         def compute(hop):
             found = hop_backward(hop, saved.with_delta(hop), onto)
-            query = self.rounded(found.query) if is_last else found.query
+            # A rank's own keys are the last: see attend. Other sums are not rounded.
+            query = self.rounded(found.query) if is_own(distance) else found.query
             return found._replace(query=query)
 
         def nothing():
@@ -316,20 +292,15 @@ class Loop:
             query, *keys = (jnp.zeros_like(x, hop.sum_dtype) for x in arrays)
             return Grads(query if onto is None else onto, *keys)
 
-        return self.packing.compute(compute, hop, distance, nothing)
+        return self.packing.in_a_way(compute, hop, distance, nothing)
 
-    def columns(self, grad_bias, distance):
-        """Put the gradient of a block's columns into that of the whole bias."""
+    def columns(self, grad_bias, distance, total=None):
+        """Write the gradient of a block's columns, which no other hop has, into all."""
         if grad_bias is None:
             return None
-        shape = (*grad_bias.shape[:3], grad_bias.shape[3] * self.members)
-        total = jnp.zeros_like(grad_bias, shape=shape)
-        return self.add_columns(total, grad_bias, distance)
-
-    def add_columns(self, total, grad_bias, distance):
-        """Write the gradient of a block's columns, which no other hop has."""
-        if grad_bias is None:
-            return None
+        if total is None:
+            shape = (*grad_bias.shape[:3], grad_bias.shape[3] * self.members)
+            total = jnp.zeros_like(grad_bias, shape=shape)
         _, source = members_at(self.call, self.width, distance)
         start = source * grad_bias.shape[3]
         return jax.lax.dynamic_update_slice_in_dim(total, grad_bias, start, axis=3)

@@ -15,7 +15,7 @@ from jaxcomm import compat
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash.pieces import Pieces
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.kernels.selection import is_flash, unpacked
+from jaxcomm.attention.kernels.selection import is_flash
 from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.permutation import poison
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
@@ -113,23 +113,6 @@ class Ways:
         ]
         places += [len(each), len(each) + 1]
         return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
-
-    def of_pass(self, found: Found, compute: Callable, look=None):
-        """Return what ``compute(pack)`` does, in the one way of packing or in others.
-
-        Args:
-          found: ``of_ways`` are the starts of each hop.
-          compute: given ``pack(hop, which)``, which returns a hop for its kernel.
-          look: as in :meth:`take`.
-        """
-
-        def packed(starts):
-            return compute(lambda hop, which: hop.packed(starts[which]))
-
-        def rest():
-            return compute(lambda hop, which: unpacked(hop))
-
-        return self.take(found, [packed], rest, look)
 
     def _wrong(self, way, of_ways):
         """Return what no result is, in the shapes of a way's results."""

@@ -143,7 +143,7 @@ def _seen_in(block, shape):
     ("size", "how", "options"),
     [
         (4, RING, Options(is_causal=True)),
-        # The ring ends early, in a loop and in one turn.
+        # A ring that documents may end, in a loop and in one turn.
         (4, RING, Options(is_causal=True, query_ids=PACKED)),
         (3, RING | CONTIGUOUS, Options(is_causal=True, query_ids=PACKED)),
         # In the natural order of tokens, which zigzag has not.

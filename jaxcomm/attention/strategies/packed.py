@@ -20,39 +20,41 @@ from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.strategies.few import Few, FewHops, in_rows
-from jaxcomm.attention.strategies.loop import Loop, completion, is_own
+from jaxcomm.attention.strategies.loop import Loop, is_own
 from jaxcomm.attention.strategies.strategy import Keys, keep
 from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways, ways_of
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """What is known of the tokens.
 
     Attributes:
-      own: where the sequences of a rank's own keys begin.
+      own: where the sequences of a rank's own keys begin, of each run.
       few: of each measure of what is few; empty where nobody knows.
       seen: what its queries see of the other ranks' keys, by distance; or None.
       every: the pieces of all ranks; or None.
       table: what both follow from, in the branch that reads it; or None.
+      beside: where those begin that are computed beside the own, of each run.
     """
 
-    own: Starts
+    own: tuple[Starts, ...]
     few: tuple[Few, ...] = ()
     seen: Any = None
     every: Any = None
     table: Any = None
+    beside: tuple[Starts, ...] = ()
 
 
-def packed_ring(ring: Loop) -> "PackedRing | None":
+def packed_of(ring: Loop) -> "Packed | None":
     """Return a ring of documents, or None if no kernel takes them packed."""
     ways = ways_of(ring.call, ring.inputs, NONE if ring.last else 1, *ring.hops)
-    return None if ways is None else PackedRing(ring, ways)
+    return None if ways is None else Packed(ring, ways)
 
 
-class PackedRing:
-    """The passes of one call.
+class Packed:
+    """The passes of one call, of which documents are packed.
 
     Attributes:
       ring: the hops of the call.
@@ -65,11 +67,13 @@ class PackedRing:
         self.ring, self.ways, self.inputs = ring, ways, ring.inputs
         self.batch, self.tokens = self.inputs.query.shape[:2]
         mask = ring.call.mask
-        self.has_table = self.inputs.table is not None and mask.is_causal
+        has_pieces = ring.look is None
+        has_table = self.inputs.table is not None and mask.is_causal
+        self.has_table = has_table and has_pieces
         self.way = ring.call.way if self.has_table and ring.last else None
         self.is_whole = ways.is_whole or self.way is not None
-        if not self.is_whole:
-            self.ring = ring.gathered()
+        if not (self.is_whole and has_pieces):
+            self.ring = ring.ready()
 
     def look(self) -> Found:
         """Look at the tokens of all ranks, or at the table that came with them."""
@@ -101,20 +105,20 @@ class PackedRing:
                 strict=True,
             )
         )  # fmt: skip
-        known = _Known(own, few_of, table=inputs.table)
+        known = Known((own,), few_of, table=inputs.table)
         if self.way is not None:
             return Found(~are_wrong & (way <= self.way), known)
         if not self.is_whole:
             known = self._read(known)
         return Found(self.ways.found(way, way < NONE, are_wrong), known)
 
-    def _read(self, known: _Known) -> _Known:
+    def _read(self, known: Known) -> Known:
         """Return what a table says. It is computed where it is needed: in a branch."""
         if known.table is None:
             return known
         table = Table.of(known.table, self.ring.call.size)
         seen = Seen(*(self._places(table.seen[:, :, i]) for i in range(4)))
-        return _Known(known.own, (), seen, self._pieces_of(table))
+        return Known(known.own, (), seen, self._pieces_of(table))
 
     def _places(self, x):
         """Return places in rows, (B, ranks, n), in all rows: (ranks, B * n)."""
@@ -129,6 +133,8 @@ class PackedRing:
         return Pieces(start, end, start, document, start)
 
     def _look(self, most: int) -> Found:
+        if self.ring.look is not None:
+            return self.ring.look(self.ways, most)
         call, inputs = self.ring.call, self.inputs
         tokens = self.batch * self.tokens
         if not self.ring.last:
@@ -137,7 +143,7 @@ class PackedRing:
             own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
             is_held = inputs.is_right
             way = self.ways.found(OWN, serves, None if is_held is None else ~is_held)
-            return Found(way, _Known(sequences.of_own(own, tokens)))
+            return Found(way, Known((sequences.of_own(own, tokens),)))
         pieces = AllPieces.of(call, inputs, most)
         # All pairs, so that all ranks know what each of them finds.
         every = jnp.arange(call.size, dtype=jnp.int32)
@@ -151,7 +157,7 @@ class PackedRing:
         serves = pieces.are_right & are_all.all()
         own = sequences.of_own(pieces.at(call.rank()), tokens)
         seen = jax.tree.map(lambda x: x[call.rank()], seen)
-        known = _Known(own, (), seen, pieces.every)
+        known = Known((own,), (), seen, pieces.every)
         return Found(self.ways.found(way, serves, pieces.are_wrong), known)
 
     def forward(self, found: Found, attend: Callable[[Loop], Any]):
@@ -162,14 +168,7 @@ class PackedRing:
         """
 
         def compute(way, known):
-            ring = self._loop(found, way, known)
-            if way not in (FEWEST, FEW):
-                return attend(ring)
-            hops = FewHops(ring, way, known.few[way - FEWEST])
-            arriving = hops.start()
-            out, lse = ring.attend(ring.then(arriving, ring.own_block), 0)
-            out = ring.rounded(out)
-            return hops.attend(out, lse, ring.done(arriving, after=out))
+            return attend(self._loop(found, way, known))
 
         def rest():
             return attend(self.ring.unpacked())
@@ -193,16 +192,7 @@ class PackedRing:
             saved = saved._replace(delta=None)
 
         def compute(way, known):
-            ring = self._loop(found, way, known)
-            if way not in (FEWEST, FEW):
-                return differentiate(ring, saved)
-            hops = FewHops(ring, way, known.few[way - FEWEST])
-            arriving = hops.start()
-            block = ring.then(arriving, ring.own_block)
-            grads = ring.gradients(block, 0, saved)
-            grads = jax.tree.map(ring.rounded, grads)
-            arrived = ring.done(arriving, after=completion(grads.key))
-            return hops.differentiate(grads, saved, arrived)
+            return differentiate(self._loop(found, way, known), saved)
 
         if self.way is not None:
             return compute(self.way, found.of_ways)
@@ -221,23 +211,25 @@ class PackedRing:
                 each[way] = functools.partial(compute, way)
         return self.ways.take(found, each, rest, self._look, of_many)
 
-    def _loop(self, found: Found, way: int | None, known: _Known) -> Loop:
+    def _loop(self, found: Found, way: int | None, known: Known) -> Loop:
         """Return the hops of a way; or those of which each goes the way it has to."""
         is_alone = not self.ring.last or way in (OWN, FEWEST, FEW)
         known = known if is_alone else self._read(known)
-        return self.ring.packed(Packing(self, found, way, known), is_alone)
+        ring = self.ring.packed(Packing(self, found, way, known), is_alone)
+        if way in (FEWEST, FEW):
+            ring.beside = FewHops(way, known.few[way - FEWEST], ring.call.size)
+        return ring
 
 
 class Packing:
     """How the hops of one way are packed.
 
     Attributes:
-      way: that of the pass; or None if each hop asks for it.
-      is_pass: whether the pass has a way.
+      is_pass: whether the pass has a way. Else each hop asks for it.
     """
 
-    def __init__(self, of: PackedRing, found: Found, way: int | None, known: _Known):
-        self.of, self.found, self.way, self.known = of, found, way, known
+    def __init__(self, of: Packed, found: Found, way: int | None, known: Known):
+        self.of, self.found, self.known = of, found, known
         self.is_pass = way is not None
 
     def segment_ids(self, source):
@@ -245,18 +237,22 @@ class Packing:
         pieces = jax.tree.map(lambda x: x[source], self.known.every)
         return pieces.segment_ids(self.of.batch, self.of.tokens)
 
-    def compute(self, function, hop: Hop, distance, nothing):
+    def packed(self, hop: Hop, distance) -> Hop:
+        """Return a hop that knows where documents begin."""
+        if hop.is_packed:
+            return hop
+        if is_own(distance) or self.known.beside:
+            known = self.known.own if is_own(distance) else self.known.beside
+            return hop.packed(known)
+        seen = jax.tree.map(lambda x: x[distance - 1], self.known.seen)
+        counts = hop.query.shape[1], hop.key.shape[1]
+        starts = seen.starts(*(self.of.batch * n for n in counts))
+        run = Run((0, counts[0]), (0, counts[1]), "apart", False, starts)
+        return hop.replace(blocks=(), block=None, runs=(run,))
+
+    def in_a_way(self, function, hop: Hop, distance, nothing):
         """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
-        if is_own(distance):
-            packed = hop.packed((self.known.own,))
-        else:
-            seen = jax.tree.map(lambda x: x[distance - 1], self.known.seen)
-            counts = hop.query.shape[1], hop.key.shape[1]
-            starts = seen.starts(*(self.of.batch * n for n in counts))
-            run = Run((0, counts[0]), (0, counts[1]), "apart", False, starts)
-            packed = hop.replace(blocks=(), block=None, runs=(run,))
-        if self.is_pass:
-            return function(packed)
+        packed = self.packed(hop, distance)
 
         def some(known):
             return function(packed)
@@ -264,6 +260,6 @@ class Packing:
         def none(known):
             return nothing()
 
-        ways = self.of.ways
-        each = [some if is_own(distance) else none, some, some, some][: ways.count]
+        ways, is_some = self.of.ways, is_own(distance) or bool(self.known.beside)
+        each = [some if is_some else none, some, some, some][: ways.count]
         return ways.take(self.found, each, lambda: function(unpacked(hop)))
