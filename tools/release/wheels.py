@@ -61,7 +61,9 @@ def build(tag: str, interpreter: Path) -> Path:
         [f"--config-settings=build-dir={env.WORK / 'objects' / tag}"],
         CXX=str(compiler()),
         # nanobind 3.1 uses stderr, and leaves its header to the C++ library.
-        CXXFLAGS="-include cstdio",
+        # With -O3 Zig builds its C++ library once: it takes the first program for a debug
+        # build without it.
+        CXXFLAGS="-O3 -include cstdio",
         PATH=os.environ["PATH"],
     )
     auditwheel = [sys.executable, "-m", "auditwheel"]
