@@ -57,7 +57,7 @@ SHELL := bash
 # C++ tests of `make check`: planning, one process, several processes, sums, NCCL.
 CHECK_CPP := plan_test|local_test|crossing_test|reduce_test|fake_nccl_test
 
-.PHONY: help demo test test-all pytest reports times gpu-test coverage check smoke smoke-tests mutation mutation-cpp install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
+.PHONY: help demo test test-all pytest reports times gpu-test coverage check smoke smoke-tests doubles mutation mutation-cpp install develop cpptest cppbuild planbench sanitize soak lint format stubs ptx bench \
   bench-plots notebooks docs wheel release-check clean bazel-test FORCE
 
 help: ## list the targets
@@ -101,7 +101,7 @@ gpu-test: ## tests/gpu on a machine with NVIDIA GPUs
 
 # coverage.py follows the processes that tests start, see [tool.coverage.run]. From Python
 # 3.12 on it is told of each line once, and not at each call.
-coverage: $(VENV)/.extra-test cppbuild ## the Python tests, and the lines of jaxcomm/ that none of them runs
+coverage: $(VENV)/.extra-test doubles ## the Python tests, and the lines of jaxcomm/ that none of them runs
 	@rm -rf build/coverage; mkdir -p build/coverage
 	@core=$$($(RUN) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")'); \
 	COVERAGE_CORE=$$core $(FAKE_NCCL) $(TEST_CACHE) $(RUN) -m coverage run $(PYTEST) $(ARGS)
@@ -125,10 +125,12 @@ check: $(VENV)/.extra-test $(LINT_REQUIRES) cppbuild ## lint, types and one test
 	wait $$lint || status=$$?; cat $(BUILD)/lint.log; exit $$status
 
 # For a second Python: make smoke PYTHON=python3.13 VENV=.venv-3.13
-smoke: $(VENV)/.extra-test ## one test of each file, without lint and C++ tests
+smoke: $(VENV)/.extra-test doubles ## one test of each file, without lint and C++ tests
+	@$(SUBMAKE) smoke-tests
+
+doubles: $(INSTALLED)
 	@$(TOOLS) cmake -S . -B $(BUILD) -DJAXCOMM_BUILD_FAKE=ON > /dev/null
 	@$(TOOLS) cmake --build $(BUILD) --target jaxcomm_fake_nccl jaxcomm_fake_flash > /dev/null
-	@$(SUBMAKE) smoke-tests
 
 # tools/newer_jax.py runs it too, and has nothing built for its JAX.
 smoke-tests:

@@ -13,7 +13,7 @@ import waiting
 
 pytestmark = [pytest.mark.notebook, pytest.mark.slow, pytest.mark.multiprocess]
 FOLDER = Path(__file__).parents[2] / "notebooks"
-LONG = {"02", "03", "06", "07"}
+LONG = {"02", "03", "04", "06", "07"}
 # What the reader is told to look at.
 SHOWN = {
     "01_first_collective": ["<table>", "data x context", "row means: [0. 0.]"],

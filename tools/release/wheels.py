@@ -61,8 +61,8 @@ def build(tag: str, interpreter: Path) -> Path:
         [f"--config-settings=build-dir={env.WORK / 'objects' / tag}"],
         CXX=str(compiler()),
         # nanobind 3.1 uses stderr, and leaves its header to the C++ library.
-        # With -O3 Zig builds its C++ library once: it takes the first program for a debug
-        # build without it.
+        # -O3: without it CMake's first program is a debug build, for which Zig builds
+        # its C++ library once more.
         CXXFLAGS="-O3 -include cstdio",
         PATH=os.environ["PATH"],
     )
