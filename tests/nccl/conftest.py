@@ -72,9 +72,9 @@ def starts(hardware, tmp_path_factory, compiled_once):
 
 @pytest.fixture(scope="module")
 def team(environment, tmp_path_factory):
-    """Two processes of two devices each, over NCCL."""
+    """Two processes of five devices each, over NCCL."""
     folder = tmp_path_factory.mktemp("team")
-    made = Team(2, folder, devices=2, **environment, JAXCOMM_FAKE_KERNELS="1")
+    made = Team(2, folder, devices=5, **environment, JAXCOMM_FAKE_KERNELS="1")
     yield made
     if made.broken:
         made.stop()

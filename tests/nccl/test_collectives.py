@@ -139,9 +139,7 @@ def test_ulysses_exchange_has_no_transposes(stand_in, make_mesh, monkeypatch):
     ("size", "policy", "transposes"),
     [
         (2, {}, 0),
-        (2, {"copy_engines": False}, 2),
         (2, {"command_buffers": True}, 2),
-        (4, {}, 2),
     ],
 )
 def test_rows_that_nccl_would_send_are_transposed(make_mesh, size, policy, transposes):

@@ -134,6 +134,47 @@ def test_rows_that_leave_a_host_are_transposed(team):
     assert team.call(exchange_of_rows) == [[0, 1]] * 2
 
 
+def who_moves_rows(here, mesh, policy):
+    """Whether rules of `all_to_all` trust copy engines with rows, and they do them."""
+    (one,) = jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(**policy))
+    is_taken_for, one.connection.copies_rows = one.connection.copies_rows, True
+    size, rows = mesh.size, 5120
+
+    def exchange(x):
+        x = jax.numpy.zeros((rows, size, 1024), x.dtype) + x
+        return jaxcomm.all_to_all(x, "i", 1, 0, tiled=True)[::rows, 0, 0]
+
+    x = here.values("int8", (size, 1, 1, 1), 0)
+    with unittest.mock.patch.object(nccl_rewrites, "_LEAST_STRIDED_BYTES", 0):
+        found = here.run(mesh, exchange, x)
+    here.identical(mesh, found, x.reshape(1, -1).repeat(size, 0))
+    is_copied = one.stats()["copied_calls"] == 1
+    jaxcomm.finalize()
+    return is_taken_for, is_copied
+
+
+_MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "policy", "copies"),
+    [
+        (1, 2, {}, True),
+        (1, 3, {}, False),
+        (2, 1, {"arena_bytes": 34 * _MIB}, True),
+        (2, 1, {"arena_bytes": 34 * _MIB - 1}, False),
+        (2, 2, {"copy_engines": False}, False),
+        (2, 4, {}, True),
+        (2, [5, 4], {}, False),
+    ],
+)
+def test_copy_engines_move_rows_where_rules_of_exchanges_say_so(
+    team, processes, devices, policy, copies
+):
+    found = team.call(who_moves_rows, (processes, devices), policy=policy)
+    assert found == [[copies, copies]] * processes + [None] * (2 - processes)
+
+
 def many_communicators(here):
     """Made and closed beside one that stays, then with no room for them."""
     mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
