@@ -78,8 +78,15 @@ def test_processes_that_do_different_things_lose_their_gpus(start):
         # Which of them it is depends on where JAX meets the error.
         assert outcome.get("error") in ("JaxRuntimeError", "ValueError"), outcome
         assert "CUDA error 716" in outcome["text"] or cause in outcome["text"]
-        texts, lines = (call, f"rank {rank} of 2 (device ", cause), lines_of(process)
-        assert any(all(text in line for text in texts) for line in lines), lines
+        texts = call, f"rank {rank} of 2 (device ", cause
+
+        def is_said(process=process, texts=texts):
+            return any(all(x in line for x in texts) for line in lines_of(process))
+
+        # CUDA's error does not say why: the line is there before it.
+        if cause in outcome["text"]:
+            waiting.until(is_said, process=process.popen)
+        assert is_said(), process.said()
 
 
 def test_small_sums_are_nccl_s_on_all_where_one_process_cannot_do_them(start):

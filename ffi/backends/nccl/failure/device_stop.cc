@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -21,6 +22,8 @@ namespace {
 // A kernel that fills the GPU for longer than this costs the process its orderly end.
 constexpr double kFaultSeconds = 2;
 constexpr auto kLook = std::chrono::milliseconds(1);
+// For the line on stderr, which may be a pipe that nobody reads.
+constexpr std::chrono::duration<double> kLine{1};
 // For a device whose thread is late.
 constexpr std::chrono::duration<double> kMostPatience{30};
 
@@ -67,10 +70,10 @@ class Stopper {
       late_ = std::move(late);
       for (int64_t ordinal : came_) late_.erase(ordinal);
       patience_ = std::min(patience, kMostPatience);
+      said_ = Say(StrCat("jaxcomm: ", why, "\n"));
       is_stopped_.store(true, std::memory_order_release);
     }
     changed_.NotifyAll();
-    Say(StrCat("jaxcomm: ", why, "\n"));
   }
 
   void Came(int64_t ordinal) {
@@ -102,13 +105,17 @@ class Stopper {
 
   void Run() {
     std::vector<Device> devices;
+    std::shared_future<void> said;
     {
       MutexLock lock(mutex_);
       changed_.Wait(mutex_, [this] { return is_stopped(); });
       changed_.WaitFor(mutex_, patience_,
                        [this]() REQUIRES(mutex_) { return late_.empty(); });
       devices = devices_;
+      said = said_;
     }
+    // CUDA's error does not say why, and a program that meets it may end.
+    (void)said.wait_for(kLine);
     const LastResort end(kFaultSeconds,
                          "the GPUs could not be stopped: a kernel fills them, or a "
                          "call of the driver waits for them");
@@ -135,6 +142,7 @@ class Stopper {
   std::set<int64_t> late_ GUARDED_BY(mutex_), came_ GUARDED_BY(mutex_);
   std::chrono::duration<double> patience_ GUARDED_BY(mutex_){};
   std::string why_ GUARDED_BY(mutex_);
+  std::shared_future<void> said_ GUARDED_BY(mutex_);
   BackgroundThread thread_ GUARDED_BY(mutex_);
   std::atomic<bool> is_stopped_{false}, has_ended_{false};
 };
