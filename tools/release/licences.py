@@ -79,11 +79,8 @@ def compiled_in(tag: str) -> set[str]:
     objects = env.WORK / "objects" / tag
     ninja = env.WORK / f"build-{tag}" / "bin" / "ninja"
     record = subprocess.check_output([ninja, "-t", "deps"], cwd=objects, text=True)
-    headers = {
-        str((objects / line.strip()).resolve())
-        for line in record.splitlines()
-        if line.startswith(" ")
-    }
+    listed = {line.strip() for line in record.splitlines() if line.startswith(" ")}
+    headers = {str((objects / each).resolve()) for each in listed}
     # What CMake writes into the build folder only includes others.
     others = {h for h in headers if not Path(h).is_relative_to(objects.resolve())}
     if not others:
