@@ -76,18 +76,20 @@ def test_a_check_that_ran_in_part_has_not_passed_and_runs_again(
     assert release.once("it", check, "tree", "run 2")[0].startswith(again)
 
 
-@pytest.mark.parametrize("change", ["tree", "command", "made", "record", "afresh"])
+@pytest.mark.parametrize(
+    "change", ["tree", "command", "made", "used", "record", "afresh"]
+)
 def test_what_passed_runs_again_where_anything_is_another(change, release, monkeypatch):
     monkeypatch.setattr(release.env, "ROOT", release.env.WORK)
-    made = release.env.WORK / "made.whl"
-    made.write_text("1")
+    for name in ("made", "used"):
+        (release.env.WORK / f"{name}.whl").write_text("1")
     trees = iter(["tree"] * 3 + ["another"] * 9)
     monkeypatch.setattr(release.kept, "tree", lambda: next(trees))
     monkeypatch.setattr(release.kept, "commit", lambda: "a commit")
     monkeypatch.setattr(sys, "argv", ["release", "--only", "it"])
 
     def verdict(program="0"):
-        check = check_of(release, program, makes="*.whl")
+        check = check_of(release, program, makes="made.*", uses="used.*")
         monkeypatch.setattr(release, "CHECKS", {"it": check})
         seen = []
         monkeypatch.setattr(release, "table", lambda ended: seen.append(ended) or "")
@@ -96,8 +98,8 @@ def test_what_passed_runs_again_where_anything_is_another(change, release, monke
 
     assert verdict() == "passed"
     assert verdict().startswith("passed in the run of ")
-    if change == "made":
-        made.write_text("2")
+    if change in ("made", "used"):
+        (release.env.WORK / f"{change}.whl").write_text("2")
     if change == "record":
         (release.kept.FOLDER / "it.json").write_text("{")
     if change == "afresh":

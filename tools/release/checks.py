@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from release import environments as env
+from release import kept
 
 MODULE = [sys.executable, "-m"]
 
@@ -24,6 +25,7 @@ class Check:
     needs: str = ""  # a program
     python: str = ""  # a version
     makes: str = ""  # a pattern of files for other checks
+    uses: str = ""  # what another check makes
 
     def missing(self) -> str:
         """Return what this machine lacks for it, or an empty text."""
@@ -47,12 +49,12 @@ class Check:
         return {n: value for n, value in os.environ.items() if n not in dropped}
 
     def inputs(self, tree: str) -> list[str]:
-        """Return all that its outcome depends on: the files, and the Pythons here."""
+        """Return all that its outcome depends on: files, its command, the Pythons."""
         versions = [
             subprocess.check_output([path, "-VV"], text=True)
             for path in env.interpreters().values()
         ]
-        return [tree, *map(str, self.arguments()), *versions]
+        return [tree, kept.files(self.uses), *map(str, self.arguments()), *versions]
 
 
 CHECKS = {
@@ -62,10 +64,13 @@ CHECKS = {
         [*MODULE, "release.wheels"],
         makes="dist/*.whl",
     ),
-    "licences": Check("of what is compiled in", [*MODULE, "release.licences"]),
+    "licences": Check(
+        "of what is compiled in", [*MODULE, "release.licences"], uses="dist/*.whl"
+    ),
     "installed": Check(
         "wheels without a compiler, from outside the tree",
         [*MODULE, "release.fresh", "wheels"],
+        uses="dist/*.whl",
     ),
     "sdist": Check(
         "built, installed, used",

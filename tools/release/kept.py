@@ -39,7 +39,7 @@ def write(name: str, inputs: list[str], makes: str, seconds: float, run: str) ->
       seconds: what it took.
       run: in which run, in words.
     """
-    record = {"inputs": inputs, "made": _made(makes), "seconds": seconds, "run": run}
+    record = {"inputs": inputs, "made": files(makes), "seconds": seconds, "run": run}
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=1))
 
@@ -49,7 +49,7 @@ def read(name: str, inputs: list[str], makes: str) -> tuple[float, str] | None:
     path = FOLDER / f"{name}.json"
     try:
         record = json.loads(path.read_text())
-        same = record["inputs"] == inputs and record["made"] == _made(makes)
+        same = record["inputs"] == inputs and record["made"] == files(makes)
         return (record["seconds"], record["run"]) if same else None
     except (FileNotFoundError, ValueError, KeyError):
         return None
@@ -60,7 +60,8 @@ def forget(name: str) -> None:
     (FOLDER / f"{name}.json").unlink(missing_ok=True)
 
 
-def _made(pattern: str) -> str:
+def files(pattern: str) -> str:
+    """Return a digest of the files that fit a pattern, or an empty text for none."""
     return _digest(sorted(env.ROOT.glob(pattern))) if pattern else ""
 
 
