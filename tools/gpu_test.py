@@ -122,12 +122,12 @@ def _in_each(files, words, gpus):
             os.environ["JAXCOMM_TEST_REACHED"] = folder
             statuses.append(_pytest("-x", *files, *words, each=gpus))
             # Of each process. One that fails is behind the others.
-            reached = [at.read_text() for at in pathlib.Path(folder).iterdir()]
-        if statuses[-1] in (0, NONE_RAN) or not reached:
+            reached = {at.read_text() for at in pathlib.Path(folder).iterdir()}
+        names = [pathlib.Path(file.partition("::")[0]).name for file in files]
+        ends = [len(names) - names[::-1].index(n) for n in reached if n in names]
+        if statuses[-1] in (0, NONE_RAN) or not ends:
             break
-        names = [file.partition("::")[0] for file in files]
-        done = min(len(names) - names[::-1].index(name) for name in reached)
-        files = files[done:]
+        files = files[min(ends) :]
     return statuses
 
 

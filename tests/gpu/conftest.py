@@ -29,7 +29,7 @@ def pytest_runtest_logstart(nodeid):
     """Tell tools/gpu_test.py which file this process of a job is at."""
     if folder := os.environ.get("JAXCOMM_TEST_REACHED"):
         at = pathlib.Path(folder, os.environ.get("JAX_PROCESS_ID", "0"))
-        at.write_text(nodeid.partition("::")[0], encoding="utf-8")
+        at.write_text(pathlib.Path(nodeid.partition("::")[0]).name)
 
 
 @pytest.fixture(scope="session")
