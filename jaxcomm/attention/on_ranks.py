@@ -17,6 +17,7 @@ from jaxcomm.attention.held import (
     with_padding,
 )
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import Refused
 from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.permutation import poison_unless
@@ -86,7 +87,7 @@ def _all_see_themselves(call: AttentionCall, out) -> bool:
     segment ids see ``Inputs.poisoned``.
     """
     is_whole = call.mask.query_length == call.size * out.shape[1]
-    hides = call.bias_dtype is not None or call.hop.dropout_rate
+    hides = call.bias_dtype is not None or call.hop.scores.dropout_rate
     return call.is_self and is_whole and not hides
 
 
@@ -288,8 +289,7 @@ def _call(
     hop = Hop(
         scale=problem.head_size**-0.5 if scale is None else scale,
         mask=problem.mask,
-        soft_cap=options.soft_cap,
-        dropout_rate=options.dropout_rate,
+        scores=Scores(soft_cap=options.soft_cap, dropout_rate=options.dropout_rate),
         has_residual=options.has_residual,
         kernels=options.kernels,
     )
@@ -326,8 +326,8 @@ def _asked(
         "scale": hop.scale,
         "is_causal": mask.right == 0 or None,
         "local_window_size": (mask.left, mask.right) if has_window else None,
-        "logits_soft_cap": hop.soft_cap,
-        "dropout": hop.dropout_rate or None,
+        "logits_soft_cap": hop.scores.soft_cap,
+        "dropout": hop.scores.dropout_rate or None,
         **{name: True for name, x in arrays.items() if x is not None},
         "strategy": strategy.name,
         **{name: x for name, x in numbers.items() if isinstance(x, (int, str))},
@@ -359,7 +359,10 @@ def vary_alike(tree, named: Call):
     # Under check_vma=False nothing is marked, and shard_map itself sums the gradients.
     if not ring_axes:
         return tree
-    axes = ring_axes.union(*map(compat.varying_axes, jax.tree.leaves(tree)))
     leaves, structure = jax.tree.flatten(tree)
+    each = [compat.varying_axes(x) for x in leaves]
+    axes = ring_axes.union(*each)
+    if all(found == axes for found in each):
+        return tree
     over_all = named.replace(axes=tuple(sorted(axes)))
     return structure.unflatten(vary(leaves, over_all))

@@ -84,8 +84,8 @@ def hop_of_ring(case, source):
     )
     parts = [layout.schedule.segments(layout.local_length) for layout in layouts]
     return hop.replace(
-        mask=mask, queries=queries, keys=of_keys, query_segments=parts[0],
-        key_segments=parts[1], blocks=distinct, block=jnp.int32(at),
+        mask=mask, queries=queries, keys=of_keys, segments=tuple(parts),
+        blocks=distinct, block=jnp.int32(at),
         has_residual=case.residual,
     ), grad  # fmt: skip
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcomm.attention.kernels.kernel import Hop, Kernel, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import KERNELS
 from jaxcomm.attention.mask import Coordinates, Mask
 
@@ -75,13 +76,14 @@ def hop_of(case: Case):
         value=normal(case.batch, case.keys, case.key_heads, case.value_size),
         queries=Coordinates(jnp.arange(case.queries) + 3, ids(case.queries)),
         keys=Coordinates(jnp.arange(case.keys), ids(case.keys)),
-        bias=bias,
-        slopes=None if slopes is None else jnp.asarray(slopes, "float32"),
-        seeds=None if seeds is None else jnp.asarray(seeds, "uint32"),
-        query_segments=(case.queries,),
-        key_segments=(case.keys,),
-        soft_cap=case.soft_cap,
-        dropout_rate=case.dropout_rate,
+        scores=Scores(
+            bias=bias,
+            slopes=None if slopes is None else jnp.asarray(slopes, "float32"),
+            seeds=None if seeds is None else jnp.asarray(seeds, "uint32"),
+            soft_cap=case.soft_cap,
+            dropout_rate=case.dropout_rate,
+        ),
+        segments=((case.queries,), (case.keys,)),
         has_residual=True,
         kernels=KERNELS,
     )

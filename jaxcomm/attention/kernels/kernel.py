@@ -9,17 +9,18 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
 
-_NOWHERE = Coordinates(None)
+_NOWHERE, _PLAIN = Coordinates(None), Scores()
 
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
     """Attention of a rank's queries over one block of keys.
 
-    The score of a query and a key is ``cap(scale * query . key + bias - slope * abs(
-    distance))``. A key that the mask hides has weight 0. A hop is a pytree of arrays.
+    The score of a query and a key is ``scale * query . key``, and what ``scores`` make
+    of it. A key that the mask hides has weight 0. A hop is a pytree of arrays.
 
     Attributes:
       scale: factor on the scores.
@@ -30,15 +31,10 @@ class Hop:
       queries: positions int32 (T,), or (B, T) if sequences differ; and segment ids
         int32 (B, T), or None.
       keys: the same of S keys.
-      bias: (B, N, T, S) floating, or None. All dimensions but the last may be 1. A
-        number below -50,000 hides its key.
-      slopes: (B, N) in the dtype of sums, of ALiBi, or None.
-      seeds: uint32 (B, N) of dropout, or None: see ``scores.random_bits``.
-      soft_cap: bound on the scores, by ``cap * tanh(score / cap)``, or None.
-      dropout_rate: share of the weights that dropout leaves out.
+      scores: bias, ALiBi, cap and dropout, which a kernel names in its ``options``.
       has_residual: whether the log-sum-exp may have a gradient.
-      query_segments: lengths of the parts that a tile should not straddle.
-      key_segments: the same of the keys.
+      segments: lengths of the parts that a tile should not straddle, of the queries
+        and of the keys.
       blocks: for kernels that set ``by_blocks``: the queries see one of these. Empty if
         no such kernel may compute it.
       block: int32 scalar, which of the blocks it is. If None, the only one.
@@ -60,14 +56,9 @@ class Hop:
     value: Any = None
     queries: Coordinates = _NOWHERE
     keys: Coordinates = _NOWHERE
-    bias: Any = None
-    slopes: Any = None
-    seeds: Any = None
-    soft_cap: float | None = None
-    dropout_rate: float = 0.0
+    scores: Scores = _PLAIN
     has_residual: bool = False
-    query_segments: tuple[int, ...] = ()
-    key_segments: tuple[int, ...] = ()
+    segments: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     blocks: tuple[Block, ...] = ()
     block: Any = None
     runs: tuple[Run, ...] = ()
@@ -110,8 +101,7 @@ class Hop:
         return self.mask.allowed(queries.expanded(2), keys.expanded(1))
 
 
-_ARRAYS = ("query", "key", "value", "queries", "keys", "bias", "slopes", "seeds")
-_ARRAYS += ("block", "runs")
+_ARRAYS = ("query", "key", "value", "queries", "keys", "scores", "block", "runs")
 jax.tree_util.register_dataclass(
     Hop,
     _ARRAYS,

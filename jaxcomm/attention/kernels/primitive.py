@@ -66,7 +66,7 @@ def hop_backward(hop: Hop, saved: Saved, total=None) -> Grads:
 
 
 def _with_grads(hop: Hop):
-    return hop.query, hop.key, hop.value, hop.bias, hop.slopes
+    return hop.query, hop.key, hop.value, hop.scores.bias, hop.scores.slopes
 
 
 def _forward(kernel: Kernel, hop: Hop, merged):
@@ -258,13 +258,17 @@ def _fold(args, dims, count: int, is_backward: bool):
             tokens, dims = tokens._replace(positions=at), dims._replace(positions=dim)
         return jax.tree.map(fold, tokens, dims)
 
-    # Folded in other ways than the rest, or not at all.
-    apart = {"queries": None, "keys": None, "block": None}
-    bias = hop.bias
-    is_shared = bias is not None and of_hop.bias == _UNMAPPED and bias.shape[0] == 1
-    if is_shared and not is_backward:  # It serves a larger batch as it is.
-        apart["bias"] = None
-    folded = jax.tree.map(fold, hop.replace(**apart), of_hop.replace(**apart))
+    bias, dim = hop.scores.bias, of_hop.scores.bias
+    is_shared = bias is not None and dim == _UNMAPPED and bias.shape[0] == 1
+    serves_all = is_shared and not is_backward  # A larger batch, as it is.
+
+    def rest(hop):
+        """Leave out what is folded in other ways, or not at all."""
+        scores = hop.scores.replace(bias=None) if serves_all else hop.scores
+        return hop.replace(queries=None, keys=None, block=None, scores=scores)
+
+    folded = jax.tree.map(fold, rest(hop), rest(of_hop))
+    scores = folded.scores.replace(bias=bias) if serves_all else folded.scores
     block = hop.block
     if block is not None and of_hop.block != _UNMAPPED:
         block = jnp.repeat(block, batch)
@@ -272,7 +276,7 @@ def _fold(args, dims, count: int, is_backward: bool):
         folded.replace(
             queries=fold_tokens(hop.queries, of_hop.queries),
             keys=fold_tokens(hop.keys, of_hop.keys),
-            bias=bias if "bias" in apart else folded.bias,
+            scores=scores,
             block=block,
         ),
         *jax.tree.map(fold, tuple(others), tuple(of_others)),

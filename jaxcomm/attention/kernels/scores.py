@@ -6,13 +6,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.mask import Coordinates
+from jaxcomm.attention.mask import Coordinates, Mask
 
 # A bias below it hides its key, as -inf does. Float32 lacks digits there: a log-sum-exp
 # of about -1e9 does not tell how many keys a row saw. The least number of float16,
 # -65504, is often meant as a mask.
 LEAST_BIAS = -50_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What becomes of the scores of a hop, ``cap(score + bias - slope * distance)``.
+
+    Attributes:
+      bias: (B, N, T, S) floating, or None. All dimensions but the last may be 1. A
+        number below -50,000 hides its key.
+      slopes: (B, N) in the dtype of sums, of ALiBi, or None.
+      seeds: uint32 (B, N) of dropout, or None: see :func:`random_bits`.
+      soft_cap: bound on the scores, by ``cap * tanh(score / cap)``, or None.
+      dropout_rate: share of the weights that dropout leaves out.
+    """
+
+    bias: Any = None
+    slopes: Any = None
+    seeds: Any = None
+    soft_cap: float | None = None
+    dropout_rate: float = 0.0
+
+    def replace(self, **changed: Any) -> "Scores":
+        """Return scores with other attributes."""
+        return dataclasses.replace(self, **changed)
+
+
+jax.tree_util.register_dataclass(
+    Scores, ["bias", "slopes", "seeds"], ["soft_cap", "dropout_rate"]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,41 +50,40 @@ class Tile:
     The scores are (rows, keys), or (keys, rows): nothing here depends on which.
 
     Attributes:
-      hop: what the tile is of.
+      scores: those of the hop, with bias, slopes and seeds of each row.
+      mask: of the hop.
       rows: tokens of the queries, one for each row.
       keys: tokens of the keys.
       is_masked: whether the mask leaves anything out.
-      bias, slopes, seeds: as in ``Hop``, of each row; None if not given.
     """
 
-    hop: Hop
+    scores: Scores
+    mask: Mask
     rows: Coordinates
     keys: Coordinates
     is_masked: bool
-    bias: Any = None
-    slopes: Any = None
-    seeds: Any = None
 
     def bend(self, scores):
         """Return the scores with bias, ALiBi, cap and mask; and the cap's derivative.
 
         The derivative is None if it is 1.
         """
-        if self.bias is not None:
-            bias = self.bias.astype(scores.dtype)
+        bias, slopes, cap = self.scores.bias, self.scores.slopes, self.scores.soft_cap
+        if bias is not None:
+            bias = bias.astype(scores.dtype)
             scores = jnp.where(bias < LEAST_BIAS, -jnp.inf, scores + bias)
-        if self.slopes is not None:
-            scores -= self.slopes * self.distances(scores.dtype)
-        derivative, cap = None, self.hop.soft_cap
+        if slopes is not None:
+            scores -= slopes * self.distances(scores.dtype)
+        derivative = None
         if cap is not None:
             bounded = jnp.tanh(scores / cap)
             capped, derivative = cap * bounded, 1 - bounded * bounded
-            if self.bias is not None:
+            if bias is not None:
                 # What a bias hides, no cap shows.
                 capped = jnp.where(scores == -jnp.inf, scores, capped)
             scores = capped
         if self.is_masked:
-            allowed = self.hop.mask.allowed(self.rows, self.keys)
+            allowed = self.mask.allowed(self.rows, self.keys)
             scores = jnp.where(allowed, scores, -jnp.inf)
         return scores, derivative
 
@@ -67,10 +94,10 @@ class Tile:
 
     def thin(self, weights):
         """Leave out what dropout leaves out, and scale the rest; linear."""
-        rate = self.hop.dropout_rate
+        rate = self.scores.dropout_rate
         if not rate:
             return weights
-        bits = random_bits(self.seeds, self.rows.positions, self.keys.positions)
+        bits = random_bits(self.scores.seeds, self.rows.positions, self.keys.positions)
         kept = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
         return jnp.where(kept, weights / (1 - rate), 0)
 

@@ -172,10 +172,10 @@ def _option_lacking(kernel: Kernel, hop: Hop) -> str | None:
     """Return the first option of a hop that a kernel does not honour."""
     given = {
         "segment_ids": hop.queries.segment_ids,
-        "bias": hop.bias,
-        "alibi_slopes": hop.slopes,
-        "dropout": hop.seeds,
-        "logits_soft_cap": hop.soft_cap,
+        "bias": hop.scores.bias,
+        "alibi_slopes": hop.scores.slopes,
+        "dropout": hop.scores.seeds,
+        "logits_soft_cap": hop.scores.soft_cap,
     }
     for option, value in given.items():
         if value is not None and option not in kernel.options:

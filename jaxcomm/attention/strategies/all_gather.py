@@ -4,7 +4,7 @@ import abc
 import copy
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,31 @@ from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.packed import Known
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
     Inputs,
-    Keys,
     coordinates_of,
 )
 from jaxcomm.attention.strategies.walk import Walk
-from jaxcomm.attention.strategies.ways import Found, Ways
+from jaxcomm.attention.strategies.ways import Found, Known, Ways
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
 from jaxcomm.compat import gpus
+
+
+class Collection(NamedTuple):
+    """Keys and values of several ranks: (B, S, K, D), (B, S, K, V), and their tokens.
+
+    Attributes:
+      segments: the parts of the S tokens that a tile should not straddle.
+    """
+
+    key: Any
+    value: Any
+    tokens: Coordinates
+    segments: tuple[int, ...]
 
 
 class Gathered(Walk):
@@ -43,45 +54,30 @@ class Gathered(Walk):
         """Return the queries' runs, if the gathered keys are in their natural order."""
 
     @abc.abstractmethod
-    def gather(self, call: AttentionCall, inputs: Inputs, keys: Keys) -> Keys:
+    def collect(self, call: AttentionCall, inputs: Inputs) -> Collection:
         """Return all keys that the queries of this rank may see."""
-
-    @abc.abstractmethod
-    def positions(self, call: AttentionCall, inputs: Inputs):
-        """Return the position of each gathered key, int32."""
-
-    @abc.abstractmethod
-    def segments(self, call: AttentionCall, inputs: Inputs) -> tuple[int, ...]:
-        """Return the parts of the gathered keys that a tile should not straddle."""
 
     @abc.abstractmethod
     def scatter(self, call: AttentionCall, inputs: Inputs, grads) -> tuple[Any, Any]:
         """Sum the gradients of gathered keys and values into those of each rank."""
 
-    @abc.abstractmethod
     def columns(self, call: AttentionCall, inputs: Inputs, bias):
         """Return the columns of the bias of the gathered keys."""
+        return bias
 
-    @abc.abstractmethod
     def add_columns(self, call: AttentionCall, inputs: Inputs, grad_bias):
         """Return the gradient of the whole bias from that of its columns."""
+        return grad_bias
 
     def loop(self, call, inputs):
         return _Collected(self, call, inputs.gathered(call))
 
-    def backward(self, call, kept, saved):
-        found = super().backward(call, kept, saved)
-        key, value = self.scatter(call, kept[0], (found.key, found.value))
-        bias = found.bias
-        if bias is not None:
-            bias = self.add_columns(call, kept[0], bias)
-        return found._replace(key=key, value=value, bias=bias)
-
     def _hop(self, call, inputs) -> Hop:
-        keys = self.gather(call, inputs, inputs.keys)
+        keys = self.collect(call, inputs)
         layouts, bias = (inputs.query_layout, inputs.key_layout), inputs.bias
+        bias = None if bias is None else self.columns(call, inputs, bias)
         queries = coordinates_of(layouts[0], call.rank(), 1, inputs.query_ids)
-        of_keys = Coordinates(self.positions(call, inputs), keys.segment_ids)
+        of_keys = keys.tokens
         runs = self.runs(call, inputs) if may_have_runs(call, inputs) else ()
         if runs and layouts[1].length != call.size * layouts[1].local_length:
             batch = inputs.query.shape[0]
@@ -94,11 +90,8 @@ class Gathered(Walk):
             queries=queries,
             keys=of_keys,
             runs=runs,
-            bias=None if bias is None else self.columns(call, inputs, bias),
-            slopes=inputs.slopes,
-            seeds=inputs.seeds,
-            query_segments=layouts[0].segments,
-            key_segments=self.segments(call, inputs),
+            scores=call.scores(inputs, bias),
+            segments=(layouts[0].segments, keys.segments),
         )
         blocks = f"the strategy {self.name!r} masks by positions"
         if call.mask.is_everything:
@@ -110,6 +103,7 @@ class _Collected(Loop):
     """One hop, of keys that are collected before."""
 
     def __init__(self, strategy: Gathered, call: AttentionCall, inputs: Inputs):
+        self._strategy = strategy
         self._collect = functools.partial(strategy._hop, call)
         own: Any = None  # Until it is ready: documents alone are looked at before.
         if inputs.query_ids is not None:
@@ -120,7 +114,7 @@ class _Collected(Loop):
     def ready(self, inputs=None):
         if self.is_ready:
             return copy.copy(self)
-        loop = super().ready(inputs)
+        loop: Any = super().ready(inputs)
         loop.own = self._collect(loop.inputs)
         loop.is_ready = True
         return loop
@@ -129,7 +123,14 @@ class _Collected(Loop):
         return self.own
 
     def columns(self, grad_bias, distance, total=None):
-        return grad_bias
+        if grad_bias is None:
+            return None
+        return self._strategy.add_columns(self.call, self.inputs, grad_bias)
+
+    def home(self, grads):
+        of_keys = grads.key, grads.value
+        key, value = self._strategy.scatter(self.call, self.inputs, of_keys)
+        return grads._replace(key=key, value=value)
 
     def look(self, ways: Ways, most: int) -> Found:
         """Look at the tokens of runs that are among their keys."""
@@ -185,36 +186,26 @@ class AllGather(Gathered):
         """Whether the gathered keys are put into their natural order."""
         return may_have_runs(call, inputs) and bool(self.runs(call, inputs))
 
-    def gather(self, call, inputs, keys):
-        leaves, tree = jax.tree.flatten(keys)
+    def collect(self, call, inputs):
+        layout = inputs.key_layout
+        leaves, tree = jax.tree.flatten(inputs.keys)
         whole = all_gather(leaves, call.axis_name, axis=1, tiled=True)
         if self._is_natural(call, inputs):
-            order = np.argsort(inputs.key_layout.all_positions())
+            order = np.argsort(layout.all_positions())
             whole = [_in_order(x, order) for x in whole]
-        return Keys(*jax.tree.unflatten(tree, whole))
-
-    def positions(self, call, inputs):
-        if self._is_natural(call, inputs):
-            length = call.size * inputs.key_layout.local_length
-            return jax.lax.iota(jnp.int32, length)
-        return coordinates_of(inputs.key_layout, 0, call.size).positions
-
-    def segments(self, call, inputs):
-        if self._is_natural(call, inputs):
-            return (call.size * inputs.key_layout.local_length,)
-        return inputs.key_layout.segments * call.size
+            positions = jax.lax.iota(jnp.int32, len(order))
+            segments = (len(order),)
+        else:
+            positions = coordinates_of(layout, 0, call.size).positions
+            segments = layout.segments * call.size
+        key, value, ids = jax.tree.unflatten(tree, whole)
+        return Collection(key, value, Coordinates(positions, ids), segments)
 
     def scatter(self, call, inputs, grads):
         if self._is_natural(call, inputs):
             order = inputs.key_layout.all_positions()
             grads = jax.tree.map(lambda x: _in_order(x, order), grads)
         return psum_scatter(grads, call.axis_name, scatter_dimension=1, tiled=True)
-
-    def columns(self, call, inputs, bias):
-        return bias
-
-    def add_columns(self, call, inputs, grad_bias):
-        return grad_bias
 
 
 def _in_order(x, order: np.ndarray):

@@ -9,19 +9,21 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
-from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
+from jaxcomm.attention.strategies.all_gather import (
+    Collection,
+    Gathered,
+    may_have_runs,
+)
 from jaxcomm.attention.strategies.beside import Beside, Part
 from jaxcomm.attention.strategies.hops import (
     Slice,
     consecutive,
-    own_hop,
+    hops_of,
     seen_slices,
 )
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.packed import Known
-from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs, Keys
-from jaxcomm.attention.strategies.walk import Walk
-from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways
+from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs
+from jaxcomm.attention.strategies.ways import AllPieces, Found, Known, Ways
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -109,44 +111,31 @@ class Halo(Gathered):
         keys = self._border(call, inputs)
         return _Border.of(call, inputs, keys) if keys else super().loop(call, inputs)
 
-    def backward(self, call, kept, saved):
-        if self._border(call, kept[0]):
-            return Walk.backward(self, call, kept, saved)
-        return super().backward(call, kept, saved)
-
-    def gather(self, call, inputs, keys):
-        arrived = []
+    def collect(self, call, inputs):
+        arrived, layout, rank = [], inputs.key_layout, call.rank()
         for shift, parts in self._sends(call, inputs):
-            cut = [
-                jax.tree.map(lambda x, part=part: x[:, part.start : part.stop], keys)
-                for part in parts
-            ]
+            cut = [_cut(inputs.keys, part.start, part.stop) for part in parts]
             arrived += ring_shift(cut, call.axis_name, shift=shift)
-        arrived.append(keys)
-        return Keys(*jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived))
-
-    def positions(self, call, inputs):
+        arrived.append(inputs.keys)
+        key, value, ids = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived)
+        parts = self._parts(call, inputs)
         held = [
-            inputs.key_layout.positions_of((call.rank() - part.shift) % call.size)[
-                part.start : part.stop
-            ]
-            for part in self._parts(call, inputs)
+            layout.positions_of((rank - part.shift) % call.size)[part.start : part.stop]
+            for part in parts
         ]
-        return jnp.concatenate([jnp.asarray(x) for x in held])
-
-    def segments(self, call, inputs):
-        *border, _ = self._parts(call, inputs)
-        sizes = tuple(part.stop - part.start for part in border)
-        return sizes + inputs.key_layout.segments
+        positions = jnp.concatenate([jnp.asarray(x) for x in held])
+        segments = tuple(part.stop - part.start for part in parts[:-1])
+        return Collection(
+            key, value, Coordinates(positions, ids), segments + layout.segments
+        )
 
     def scatter(self, call, inputs, grads):
-        start, total = 0, jax.tree.map(lambda x: x[:, -inputs.key.shape[1] :], grads)
+        start, total = 0, _cut(grads, -inputs.key.shape[1], None)
         for shift, parts in self._sends(call, inputs):
             cut = []
             for part in parts:
-                stop = start + part.stop - part.start
-                cut.append(jax.tree.map(lambda x, a=start, b=stop: x[:, a:b], grads))
-                start = stop
+                cut.append(_cut(grads, start, start + part.stop - part.start))
+                start += part.stop - part.start
             back = ring_shift(cut, call.axis_name, shift=-shift)
             for part, added in zip(parts, back, strict=True):
                 total = jax.tree.map(
@@ -187,6 +176,11 @@ class Halo(Gathered):
         ]
 
 
+def _cut(tree, start: int, stop: int | None):
+    """Return some tokens of arrays (B, T, ...)."""
+    return jax.tree.map(lambda x: x[:, start:stop], tree)
+
+
 class _Border(Beside):
     """The border of the rank before, beside a rank's own keys.
 
@@ -205,17 +199,13 @@ class _Border(Beside):
     @classmethod
     def of(cls, call: AttentionCall, inputs: Inputs, border: int) -> Loop:
         """Return the hops of a pass with a border."""
-        loop, beside = (
-            Loop(call, inputs, own_hop(call, inputs)),
-            cls(call, inputs, border),
-        )
+        loop = Loop(call, inputs, hops_of(call, inputs)[0])
+        beside = cls(call, inputs, border)
         whole = (0, beside.rows), (0, border)
         loop.beside, loop.look = beside, beside.look
         loop.others = call.hop.replace(
-            slopes=inputs.slopes,
-            seeds=inputs.seeds,
-            query_segments=(beside.rows,),
-            key_segments=(border,),
+            scores=call.scores(inputs, None),
+            segments=((beside.rows,), (border,)),
             runs=(Run(*whole, "behind"),),
         )
         hop = beside.hop(loop, jax.tree.map(beside.keys.of, inputs.keys))

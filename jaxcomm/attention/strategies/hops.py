@@ -44,20 +44,6 @@ class _Interval(NamedTuple):
     last: np.ndarray
 
 
-def visible_shifts(queries: Layout, keys: Layout, mask: Mask) -> tuple[int, ...]:
-    """Return the shifts h at which some rank sees a key of rank ``(rank - h) % size``.
-
-    Shift 0 is always among them. Where a layout is data, all shifts are.
-
-    >>> layout = Layout("contiguous", 8, 64)
-    >>> visible_shifts(layout, layout, Mask(8, 0, 64, 64))
-    (0, 1)
-    """
-    if not (queries.is_static and keys.is_static):
-        return tuple(range(keys.size))
-    return tuple(sorted({0} | {x.shift for x in seen_slices(queries, keys, mask)}))
-
-
 @functools.lru_cache(maxsize=256)
 def seen_slices(queries: Layout, keys: Layout, mask: Mask) -> tuple[Slice, ...]:
     """Return the slices of the keys of other ranks that some rank sees, by shift.
@@ -147,31 +133,16 @@ def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | 
     return found
 
 
-def block_of_own(queries: Layout, keys: Layout, mask: Mask, held: int) -> Block | str:
-    """Return what a rank sees of its own keys; arguments as in :func:`blocks_of`."""
-    found = blocks_of(queries, keys, mask, held)
-    if not isinstance(found, str):
-        return found.same
-    totals = tuple(each.size * each.local_length for each in (queries, keys))
-    is_all = (mask.query_length, mask.key_length) == totals
-    if queries == keys and is_all and len(consecutive(queries)) == 1:
-        whole = (0, held)
-        # A window that reaches the first key is none.
-        left = mask.left if (mask.left or 0) < held - 1 else None
-        return Block(whole, whole, left, mask.right)
-    return found
-
-
-def runs_of_own(layout: Layout) -> tuple[Run, ...]:
-    """Return the run in which a rank's queries see its own keys."""
-    whole = (0, layout.local_length)
-    is_consecutive = len(consecutive(layout)) == 1
-    return (Run(whole, whole, "same", is_consecutive),)
-
-
-def runs_of_others(queries: Layout, keys: Layout) -> tuple[Run, ...]:
-    """Return the run in which they see those of another rank."""
-    return (Run((0, queries.local_length), (0, keys.local_length), "apart", False),)
+def _window_of_own(queries: Layout, keys: Layout, mask: Mask) -> Block | None:
+    """Return what a rank sees of its own keys in a window, if they lie in a row."""
+    rows = queries.local_length
+    held = queries.size * rows
+    is_all = (mask.query_length, mask.key_length) == (held, held)
+    if queries != keys or not is_all or len(consecutive(queries)) != 1:
+        return None
+    # A window that reaches the first key is none.
+    left = mask.left if (mask.left or 0) < rows - 1 else None
+    return Block((0, rows), (0, rows), left, mask.right)
 
 
 def consecutive(layout: Layout) -> tuple[tuple[int, int], ...]:
@@ -200,38 +171,39 @@ def _consecutive(schedule: Schedule, size: int, length: int):
 _EXCHANGED = "ranks exchange heads around a ring"
 
 
-def own_hop(call: AttentionCall, inputs: Inputs, width: int = 1) -> Hop:
-    """Return the hop of a rank's own keys, and the kernels that may compute it.
+def hops_of(
+    call: AttentionCall, inputs: Inputs, width: int = 1, has_others: bool = False
+) -> tuple[Hop, Hop]:
+    """Return the hop of a rank's own keys, and what those of other keys have in common.
+
+    They know which kernels may compute them. Blocks of the second are those of earlier
+    ranks and of later ones. If there are no others, it is the first.
 
     Raises:
       ValueError: the kernel that was asked for cannot compute it.
     """
-    hop, layouts = _known(call, inputs, width), _layouts(inputs)
+    own, layouts = _known(call, inputs, width), (inputs.query_layout, inputs.key_layout)
+    others = own
     if width > 1:
-        return narrowed(hop, _EXCHANGED)
-    held = layouts[0].size * layouts[0].local_length
+        own = narrowed(own, _EXCHANGED)
+        return own, own
+    rows, held = (x.local_length for x in layouts)
+    has_ids = inputs.key_ids is not None
     # Padding is told by its segment ids alone.
-    if call.is_self and (call.mask.query_length == held or inputs.key_ids is not None):
-        hop = hop.replace(runs=runs_of_own(layouts[0]))
-    blocks = block_of_own(*layouts, call.mask, inputs.key.shape[1])
-    return narrowed(hop, blocks if isinstance(blocks, str) else (blocks,))
-
-
-def hop_of_others(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
-    """Return what the hops of other ranks' keys have in common; as :func:`own_hop`.
-
-    Its blocks are those of earlier ranks and of later ones.
-    """
-    hop = _known(call, inputs, width)
-    if width > 1:
-        return narrowed(hop, _EXCHANGED)
-    layouts = _layouts(inputs)
-    if call.is_self and inputs.key_ids is not None:
-        hop = hop.replace(runs=runs_of_others(*layouts))
-    blocks = blocks_of(*layouts, call.mask, inputs.key.shape[1])
+    if call.is_self and (call.mask.query_length == call.size * rows or has_ids):
+        is_consecutive = len(consecutive(layouts[0])) == 1
+        own = own.replace(runs=(Run((0, rows), (0, rows), "same", is_consecutive),))
+    if call.is_self and has_ids:
+        others = others.replace(runs=(Run((0, rows), (0, held), "apart", False),))
+    blocks = blocks_of(*layouts, call.mask, held)
     if isinstance(blocks, str):
-        return narrowed(hop, blocks)
-    return narrowed(hop, tuple(dict.fromkeys((blocks.earlier, blocks.later))))
+        block = _window_of_own(*layouts, call.mask)
+        of_own, of_others = (blocks if block is None else (block,)), blocks
+    else:
+        of_own = (blocks.same,)
+        of_others = tuple(dict.fromkeys((blocks.earlier, blocks.later)))
+    own = narrowed(own, of_own)
+    return own, narrowed(others, of_others) if has_others else own
 
 
 def hop_of_block(
@@ -258,7 +230,7 @@ def hop_of_block(
         value=block.value,
         queries=queries,
         keys=keys,
-        bias=columns_of(inputs.bias, source * count, count),
+        scores=hop.scores.replace(bias=columns_of(inputs.bias, source * count, count)),
         block=which,
     )
 
@@ -274,13 +246,9 @@ def members_at(call: AttentionCall, width: int, distance):
     return me, me if is_own else (me - distance) % (call.size // width)
 
 
-def _layouts(inputs: Inputs):
-    return inputs.query_layout, inputs.key_layout
-
-
 def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
     """Return what all hops have in common."""
-    layouts, count = _layouts(inputs), inputs.key.shape[1]
+    layouts, count = (inputs.query_layout, inputs.key_layout), inputs.key.shape[1]
 
     def abstract(layout, ids):
         rows = () if layout.is_static else layout.order.shape[:-2]
@@ -296,25 +264,23 @@ def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
         value=inputs.value,
         queries=abstract(layouts[0], inputs.query_ids),
         keys=abstract(layouts[1], inputs.key_ids),
-        bias=bias,
-        slopes=inputs.slopes,
-        seeds=inputs.seeds,
-        query_segments=layouts[0].segments * width,
-        key_segments=layouts[1].segments * width,
+        scores=call.scores(inputs, bias),
+        segments=(layouts[0].segments * width, layouts[1].segments * width),
     )
 
 
 def distances(of: Inputs | Problem, mask: Mask, width: int) -> tuple[int, ...]:
-    """Return the distances at which some rank sees a key.
+    """Return the distances at which some rank sees a key; all where a layout is data.
 
     Below Ulysses a member is several ranks: one of them needs the block.
     """
-    shifts = visible_shifts(of.query_layout, of.key_layout, mask)
-    members = of.key_layout.size // width
-    found = {0}
-    for shift in shifts:
+    layouts, found = (of.query_layout, of.key_layout), {0}
+    members = layouts[1].size // width
+    if not (layouts[0].is_static and layouts[1].is_static):
+        return tuple(range(members))
+    for part in seen_slices(*layouts, mask):
         # Ranks i and i - shift: their members are one of two apart.
-        found |= {(shift // width) % members, -(-shift // width) % members}
+        found |= {part.shift // width % members, -(-part.shift // width) % members}
     if len(found) > members // 2 + 1:
         return tuple(range(max(found) + 1))
     return tuple(sorted(found))

@@ -13,9 +13,8 @@ from jaxcomm.attention.kernels.selection import rounds, unpacked
 from jaxcomm.attention.strategies.hops import (
     distances,
     hop_of_block,
-    hop_of_others,
+    hops_of,
     members_at,
-    own_hop,
 )
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, keep
 from jaxcomm.collectives.permute import ring_shift
@@ -39,8 +38,8 @@ class Loop:
       own_block: the keys to begin with.
       beside: what else a rank computes, in one call more, in place of a ring; or None.
       look: finds where documents begin, given ``ways`` and ``most``. If None, in the
-        pieces of all ranks: see ``packed``.
-      packing: how documents are packed, a ``packed.Packing``. If None, kernels
+        pieces of all ranks: see ``packing``.
+      packing: how documents are packed, a ``packing.Packing``. If None, kernels
         take all documents.
       is_way: whether it is a way of a pass that is chosen elsewhere. Its arrays are a
         rank's own, backward too.
@@ -65,12 +64,11 @@ class Loop:
     @classmethod
     def around(cls, width: int, call: AttentionCall, inputs: Inputs) -> "Loop":
         """Return the hops of a ring."""
-        ring = cls(call, inputs, own_hop(call, inputs, width), width)
-        ring.distances = distances(inputs, call.mask, width)
-        ring.last = len(ring.distances) - 1
-        ring.is_uniform = ring.distances == tuple(range(ring.last + 1))
-        if ring.last:
-            ring.others = hop_of_others(call, inputs, width)
+        every = distances(inputs, call.mask, width)
+        own, others = hops_of(call, inputs, width, has_others=len(every) > 1)
+        ring = cls(call, inputs, own, width)
+        ring.others, ring.distances, ring.last = others, every, len(every) - 1
+        ring.is_uniform = every == tuple(range(len(every)))
         is_kernel = gpus.are_of_mesh() and ring.others.kernels[0].name != "xla"
         ring.unrolls = is_kernel and ring.members <= _UNROLLED_RANKS
         ring.keeps_parts = ring.unrolls and rounds(ring.others)
@@ -293,6 +291,10 @@ class Loop:
             return Grads(query if onto is None else onto, *keys)
 
         return self.packing.in_a_way(compute, hop, distance, nothing)
+
+    def home(self, grads: Grads) -> Grads:
+        """Return gradients of this rank's keys from those of the keys to begin with."""
+        return grads
 
     def columns(self, grad_bias, distance, total=None):
         """Write the gradient of a block's columns, which no other hop has, into all."""

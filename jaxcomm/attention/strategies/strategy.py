@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxcomm import compat
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
@@ -99,7 +100,7 @@ class Inputs(NamedTuple):
       query_ids: int32 (B, T), segment ids of the queries, or None.
       key_ids: int32 (B, S), those of the keys, or None.
       bias: (B, N, T, size * S), with its last dimension in rank order, or None.
-      slopes, seeds: as in ``Hop``.
+      slopes, seeds: as in ``Scores``.
       query_layout, key_layout: who holds which positions.
       is_right: bool scalar, whether this rank holds the tokens that the layouts say; or
         None if it does.
@@ -193,6 +194,11 @@ class AttentionCall:
         """Which keys a query sees."""
         return self.hop.mask
 
+    def scores(self, inputs: Inputs, bias) -> Scores:
+        """Return those of a hop with a bias of its own, or None."""
+        own = {"bias": bias, "slopes": inputs.slopes, "seeds": inputs.seeds}
+        return self.hop.scores.replace(**own)
+
     def rank(self):
         """Return the index of this rank."""
         return jax.lax.axis_index(self.axis_name)
@@ -209,7 +215,7 @@ def rounded(call: AttentionCall, inputs: Inputs, out):
     if out.dtype == dtype:
         return out, None
     hop = call.hop.replace(
-        bias=inputs.bias, slopes=inputs.slopes, seeds=inputs.seeds,
+        scores=call.scores(inputs, inputs.bias),
         queries=Coordinates(None, inputs.query_ids),
     )  # fmt: skip
     found = out.astype(dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcomm.attention.kernels.kernel import Grads, finite, is_empty
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.strategies.hops import own_hop
+from jaxcomm.attention.strategies.hops import hops_of
 from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
@@ -180,7 +180,7 @@ class _Group:
         )
         alone = dataclasses.replace(call, size=1)
         natural = dict(zip(("query_layout", "key_layout"), whole, strict=True))
-        hop = own_hop(alone, there._replace(**natural))
+        hop, _ = hops_of(alone, there._replace(**natural))
         if hop.blocks or hop.runs:
             self.ring, self.call = Ring(), alone
             self._layouts, self._places = natural, [x.places() for x in layouts]

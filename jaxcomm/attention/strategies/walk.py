@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.kernel import Grads, merge
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.packed import packed_of
+from jaxcomm.attention.strategies.packing import packed_of
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Strategy
 from jaxcomm.collectives.all_reduce import psum
 
@@ -64,7 +64,7 @@ class Walk(Strategy):
             grads = _differentiate(loop.ready(), saved, found)
         else:
             grads = packed.backward(found, saved, _differentiate)
-        return jax.tree.map(lambda x: x.astype(saved.lse.dtype), grads)
+        return loop.home(jax.tree.map(lambda x: x.astype(saved.lse.dtype), grads))
 
 
 def _share_documents(call: AttentionCall, inputs: Inputs) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxcomm import compat
 from jaxcomm.attention import order
-from jaxcomm.attention.kernels.flash.pieces import Pieces
+from jaxcomm.attention.kernels.flash.pieces import Pieces, Starts
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import is_flash
 from jaxcomm.attention.mask import Coordinates
@@ -31,17 +31,37 @@ _MIDDLE = 256
 _MOST = 8192
 
 
+class Known(NamedTuple):
+    """What is known of the tokens.
+
+    Attributes:
+      own: where the sequences of a rank's own keys begin, of each run.
+      few: of each measure of what is few; empty where nobody knows.
+      seen: what its queries see of the other ranks' keys, by distance; or None.
+      every: the pieces of all ranks; or None.
+      table: what both follow from, in the branch that reads it; or None.
+      beside: where those begin that are computed beside the own, of each run.
+    """
+
+    own: tuple[Starts, ...]
+    few: tuple = ()
+    seen: Any = None
+    every: Any = None
+    table: Any = None
+    beside: tuple[Starts, ...] = ()
+
+
 class Found(NamedTuple):
     """What a look at the tokens found.
 
     Attributes:
       way: int32 scalar, the same on all ranks: which way serves. As many as there are
         ways if none does; one more if a rank holds wrong tokens.
-      of_ways: a pytree of arrays, which the ways are given.
+      known: of the tokens, which the ways are given.
     """
 
     way: Any
-    of_ways: Any
+    known: Known
 
 
 class Ways:
@@ -70,8 +90,8 @@ class Ways:
         """
         if most is None:
             most = _FEW if self.is_whole else _MIDDLE
-        way, of_ways = look(most)
-        return keep(Found(_over_batch(way), of_ways))
+        way, known = look(most)
+        return keep(Found(_over_batch(way), known))
 
     def found(self, way, serves, are_wrong=None):
         """Return the number of a way; of another one if it does not serve."""
@@ -107,14 +127,14 @@ class Ways:
         places = [each.index(way) for way in ways]
         may_look = look is not None and self.is_whole and many > _FEW
         branches: list[Callable[[], Any]] = [
-            *(functools.partial(way, found.of_ways) for way in each),
+            *(functools.partial(way, found.known) for way in each),
             more if may_look else rest,
-            lambda: self._wrong(ways[0], found.of_ways),
+            lambda: self._wrong(ways[0], found.known),
         ]
         places += [len(each), len(each) + 1]
         return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
 
-    def _wrong(self, way, of_ways):
+    def _wrong(self, way, known):
         """Return what no result is, in the shapes of a way's results."""
         # An array of this rank: what comes of it differs between ranks too.
         none = self.inputs.query.reshape(-1)[0] * 0
@@ -122,7 +142,7 @@ class Ways:
         def wrong(x):
             return jnp.full(x.shape, poison(x.dtype), x.dtype) + none.astype(x.dtype)
 
-        return jax.tree.map(wrong, jax.eval_shape(way, of_ways))
+        return jax.tree.map(wrong, jax.eval_shape(way, known))
 
 
 def ways_of(call: AttentionCall, inputs: Inputs, count: int, *hops: Hop) -> Ways | None:

@@ -90,7 +90,9 @@ def test_its_bias_is_of_the_keys_of_a_hop(lowered):
 
     Told.asked.clear()
     lowered("cpu", implementation=Biased(refused="tpu"), bias=jnp.ones((1, 1, 1, 24)))
-    shapes = {(hop.platform, hop.key.shape[1], hop.bias.shape) for hop in Told.asked}
+    shapes = {
+        (hop.platform, hop.key.shape[1], hop.scores.bias.shape) for hop in Told.asked
+    }
     assert shapes == {(of, 6, (1, 1, 1, 6)) for of in (None, "cpu")}
 
 

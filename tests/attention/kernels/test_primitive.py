@@ -40,7 +40,7 @@ def _both(hop, saved):
 
 UNMAPPED = {
     "nothing": (),
-    "keys and bias": (".key", ".value", ".bias"),
+    "keys and bias": (".key", ".value", ".scores.bias"),
     "query and positions": (".query", ".queries.positions", ".keys.positions"),
 }
 
@@ -79,7 +79,7 @@ def test_vmap_over_nothing_gives_nothing():
     none, one = jax.tree.map(lambda x: x[:0], _stacked()), hop_of(CASE)[0]
     _, grads = jax.eval_shape(jax.vmap(_both), *none)
     assert grads.query.shape == (0, *one.query.shape)
-    assert grads.bias.shape == (0, *one.bias.shape)
+    assert grads.bias.shape == (0, *one.scores.bias.shape)
 
 
 @pytest.mark.parametrize(("platform", "tokens"), [("cpu", 128), ("cuda", 512)])

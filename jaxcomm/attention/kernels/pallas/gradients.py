@@ -208,7 +208,7 @@ def grad_bias(hop: Hop, saved: Saved, sizes: Sizes, interpret: bool):
     no gradient costs nothing: XLA drops a kernel whose result is not used.
     """
     work = Work(hop, sizes)
-    shape = hop.bias.shape
+    shape = hop.scores.bias.shape
     rows = work.tiles[0]
     # How many batches, heads and tiles of rows each tile serves.
     pairs = zip((work.batch, work.heads, rows), shape[:3], strict=True)

@@ -39,7 +39,6 @@ class Pallas(Kernel):
     options = frozenset(OPTIONS)
 
     def why_not(self, hop):
-        arrays = hop.query, hop.key, hop.value
         if hop.query.dtype.name not in _DTYPES:
             return (
                 f"it computes in {', '.join(_DTYPES)}, and query is {hop.query.dtype}"
@@ -49,7 +48,7 @@ class Pallas(Kernel):
         largest = _WIDEST_HEAD_SIZE if is_short else _LARGEST_HEAD_SIZE
         if size > largest:
             return f"the head size is {size}, and it takes {largest} at most"
-        if not all(x.size for x in arrays):
+        if not (hop.query.size and hop.key.size and hop.value.size):
             shapes = f"query {hop.query.shape}, key {hop.key.shape}"
             return f"there is nothing to compute ({shapes})"
         reason = gpus.triton_mismatch()
@@ -82,7 +81,7 @@ class Pallas(Kernel):
         query, slopes = grad_queries(hop, saved, total, of_queries, self.interpret)
         key, value = grad_keys(hop, saved, of_keys, self.interpret)
         bias = None
-        if hop.bias is not None:
+        if hop.scores.bias is not None:
             bias = grad_bias(hop, saved, of_keys, self.interpret)
         return Grads(query, key, value, bias, slopes)
 

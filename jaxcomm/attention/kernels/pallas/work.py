@@ -83,15 +83,15 @@ class Work:
                 (hop.keys, sizes.keys, _BEYOND),
             )
         )
-        self.slopes, self.seeds = hop.slopes, hop.seeds
-        self.bias = hop.bias
+        self.slopes, self.seeds = hop.scores.slopes, hop.scores.seeds
+        self.bias = hop.scores.bias
         if self.bias is not None:
             rows = -self.bias.shape[2] % sizes.queries if self.bias.shape[2] > 1 else 0
             columns = -self.bias.shape[3] % sizes.keys
             padding = [(0, 0), (0, 0), (0, rows), (0, columns)]
             self.bias = jnp.pad(self.bias, padding)
         # Then no tile computes the factor between natural and binary logarithms.
-        is_plain = hop.soft_cap is None and self.slopes is self.bias is None
+        is_plain = hop.scores.soft_cap is None and self.slopes is self.bias is None
         self.unit = LOG2_E if is_plain else 1.0
 
     @property
@@ -147,13 +147,11 @@ class Work:
         """
         slope, seed, bias = terms
         return Tile(
-            hop=self.hop,
+            scores=self.hop.scores.replace(bias=bias, slopes=slope, seeds=seed),
+            mask=self.hop.mask,
             rows=rows.expanded(0 if across else 1),
             keys=keys.expanded(1 if across else 0),
             is_masked=is_masked,
-            bias=bias,
-            slopes=slope,
-            seeds=seed,
         )
 
     def bias_at(self, bias, head, rows, columns):

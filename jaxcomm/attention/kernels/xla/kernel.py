@@ -133,7 +133,8 @@ class Xla(Kernel):
 
     def backward(self, hop, saved):
         loop, tiles = self._tiles(hop)
-        given = hop.query, hop.key, hop.value, hop.bias, hop.slopes
+        scores = hop.scores
+        given = hop.query, hop.key, hop.value, scores.bias, scores.slopes
 
         def nothing():
             return Grads(
@@ -291,12 +292,12 @@ def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
     if derivative is not None:
         grad_scores *= derivative
     slopes = None
-    if tile.slopes is not None:
+    if tile.scores.slopes is not None:
         slopes = -(grad_scores * tile.distances(grad_scores.dtype)).sum(0)
     return _TileGrads(
         grad_scores.T @ columns,
         (grad_scores @ rows, tile.thin(weights) @ grads, slopes),
-        None if tile.bias is None else grad_scores,
+        None if tile.scores.bias is None else grad_scores,
     )
 
 

@@ -181,12 +181,12 @@ class Tiles:
         self._all_heads = self._batch * self._key_heads
         self._group = query_heads // self._key_heads
         rows = max(_FEWEST_QUERIES, tokens // self._group)
-        self._queries = Cut.fit(hop.query_segments, rows)
-        self._keys = Cut.fit(hop.key_segments, tokens)
+        self._queries = Cut.fit(hop.segments[0], rows)
+        self._keys = Cut.fit(hop.segments[1], tokens)
         self.bias = None
-        if hop.bias is not None:
+        if hop.scores.bias is not None:
             shape = self._key_heads, self._group
-            self.bias = BiasTiles(hop.bias, self._queries, self._keys, *shape)
+            self.bias = BiasTiles(hop.scores.bias, self._queries, self._keys, *shape)
         queries, keys = self._split_tokens()
         self._shared = queries, keys, hop.mask.modes(queries, keys)
         per_head: Any = (None, None, None)
@@ -197,8 +197,8 @@ class Tiles:
         self.heads = Head(
             *per_head,
             index=None if self.bias is None else jnp.arange(self._all_heads),
-            slopes=self._split_heads(hop.slopes),
-            seeds=self._split_heads(hop.seeds),
+            slopes=self._split_heads(hop.scores.slopes),
+            seeds=self._split_heads(hop.scores.seeds),
         )
 
     def if_visible(self, compute, nothing):
@@ -245,13 +245,13 @@ class Tiles:
             bias = self.bias.rows(self.bias_place(head, row, column))
             bias = bias.T if across else bias
         return Tile(
-            hop=self.hop,
+            scores=self.hop.scores.replace(
+                bias=bias, slopes=of_rows(head.slopes), seeds=of_rows(head.seeds)
+            ),
+            mask=self.hop.mask,
             rows=Coordinates(*map(of_tokens, row.tokens)),
             keys=Coordinates(*map(of_keys, column.tokens)),
             is_masked=is_masked,
-            bias=bias,
-            slopes=of_rows(head.slopes),
-            seeds=of_rows(head.seeds),
         )
 
     def bias_place(self, head: Head, row: Place, column: Place):

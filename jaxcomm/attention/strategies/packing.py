@@ -2,12 +2,12 @@
 
 A rank's own keys are one call for all of its documents. Of another rank's keys a query
 sees all that are of its document and lie before its piece, or none. Where few queries
-see any, and few keys are seen, those alone are sent and computed: see ``few``.
+see any, and few keys are seen, those alone are sent and computed: see ``beside``.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +19,18 @@ from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.selection import unpacked
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison_unless
-from jaxcomm.attention.strategies.few import Few, FewHops, in_rows
+from jaxcomm.attention.strategies.beside import Few, FewHops, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
 from jaxcomm.attention.strategies.strategy import Keys, keep
-from jaxcomm.attention.strategies.ways import AllPieces, Found, Ways, ways_of
+from jaxcomm.attention.strategies.ways import (
+    AllPieces,
+    Found,
+    Known,
+    Ways,
+    ways_of,
+)
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
-
-
-class Known(NamedTuple):
-    """What is known of the tokens.
-
-    Attributes:
-      own: where the sequences of a rank's own keys begin, of each run.
-      few: of each measure of what is few; empty where nobody knows.
-      seen: what its queries see of the other ranks' keys, by distance; or None.
-      every: the pieces of all ranks; or None.
-      table: what both follow from, in the branch that reads it; or None.
-      beside: where those begin that are computed beside the own, of each run.
-    """
-
-    own: tuple[Starts, ...]
-    few: tuple[Few, ...] = ()
-    seen: Any = None
-    every: Any = None
-    table: Any = None
-    beside: tuple[Starts, ...] = ()
 
 
 def packed_of(ring: Loop) -> "Packed | None":
@@ -161,54 +147,40 @@ class Packed:
         return Found(self.ways.found(way, serves, pieces.are_wrong), known)
 
     def forward(self, found: Found, attend: Callable[[Loop], Any]):
-        """Attend.
-
-        Args:
-          attend: goes around a ring, and returns (out, lse) in the dtype of the query.
-        """
-
-        def compute(way, known):
-            return attend(self._loop(found, way, known))
-
-        def rest():
-            return attend(self.ring.unpacked())
-
+        """Return (out, lse) as ``attend`` does, in the dtype of the query."""
         if self.way is None:
-            return self._take(found, compute, rest)
+            return self._in_a_way(found, attend)
         # Each query sees a value that is NaN; and the way back, the log-sum-exp.
         key, value, ids = self.ring.own_block
         self.ring.own_block = Keys(key, poison_unless(found.way, value), ids)
-        out, lse = compute(self.way, found.of_ways)
+        out, lse = self._in_a_way(found, attend)
         return out, poison_unless(found.way, lse)
 
     def backward(self, found: Found, saved: Saved, differentiate: Callable):
-        """Return gradients of query, key and value in their dtype.
-
-        Args:
-          differentiate: goes back around a ring, given what is saved, and returns them.
-        """
+        """Return gradients as ``differentiate`` does, in the dtype of the query."""
         if not self.ring.own.has_residual:
             # What a way is given is computed, whichever is taken.
             saved = saved._replace(delta=None)
+        return self._in_a_way(found, lambda ring: differentiate(ring, saved))
 
-        def compute(way, known):
-            return differentiate(self._loop(found, way, known), saved)
+    def _in_a_way(self, found: Found, compute: Callable[[Loop], Any]):
+        """Compute the hops of the way that was found."""
 
-        if self.way is not None:
-            return compute(self.way, found.of_ways)
-        return self._take(
-            found, compute, lambda: differentiate(self.ring.unpacked(), saved)
-        )
+        def of_way(way, known):
+            return compute(self._loop(found, way, known))
 
-    def _take(self, found: Found, compute, rest):
-        if not self.is_whole:
-            return compute(None, found.of_ways)
-        own, all_ = (functools.partial(compute, way) for way in (OWN, ALL))
+        if self.way is not None or not self.is_whole:
+            return of_way(self.way, found.known)
+        own, all_ = (functools.partial(of_way, way) for way in (OWN, ALL))
         of_many = [own, all_, all_, all_][: self.ways.count]
         each = list(of_many)
         if self.has_table and self.ring.last:
             for way in SHARES:
-                each[way] = functools.partial(compute, way)
+                each[way] = functools.partial(of_way, way)
+
+        def rest():
+            return compute(self.ring.unpacked())
+
         return self.ways.take(found, each, rest, self._look, of_many)
 
     def _loop(self, found: Found, way: int | None, known: Known) -> Loop:
