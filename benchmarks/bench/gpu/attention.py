@@ -18,7 +18,7 @@ SPLIT = jax.P(None, "i")
 # Within 1.15 of one attention.
 _LEAST_OF_ONE = 1 / 1.15
 # Of fewer tokens the start of a program takes as long as the attention: see layered.
-_LONG, _LAYERS = 16384, 8
+_LONG = 16384
 
 
 def rows(timer: Timer) -> Iterator[Figure | Finding]:
@@ -83,11 +83,12 @@ def _of_length(timer, tokens, kernel):
             )  # fmt: skip
             if tokens >= _LONG:
                 continue
-            layers = layered(timer.program(attend_in_zigzag, SPLIT))
+            count = timer.sizes.layers
+            layers = layered(timer.program(attend_in_zigzag, SPLIT), count)
             yield timer.compare(
-                f"{_LAYERS} layers of {causal}", thunk(transform(layers), *block),
-                f"{_LAYERS} times one {one} kernel over the whole sequence{part}",
-                thunk(transform(layered(one_kernel(one))), *alone),
+                f"{count} layers of {causal}", thunk(transform(layers), *block),
+                f"{count} times one {one} kernel over the whole sequence{part}",
+                thunk(transform(layered(one_kernel(one), count)), *alone),
                 calls=calls, alone=True, share=1 / parts, least=_LEAST_OF_ONE,
             )  # fmt: skip
         yield from compare(
@@ -117,12 +118,12 @@ def attend_in_zigzag(q, k, v, *, is_causal=True, backend=None, strategy="ring"):
     )  # fmt: skip
 
 
-def layered(attend):
+def layered(attend, count):
     """Returns several attentions in one program, each with the last one's output."""
 
     @jax.jit
     def run(query, key, value):
-        for _ in range(_LAYERS):
+        for _ in range(count):
             query = attend(query, key, value)
         return query
 

@@ -25,8 +25,6 @@ WAYS = {
 }
 # Whole documents of each rank.
 _WHOLE = 4
-# In one program, each with keys of its own.
-_LAYERS = 4
 
 
 def lengths_of(tokens: int, size: int, is_cut: bool) -> tuple[int, ...]:
@@ -59,7 +57,8 @@ def rows(timer: Timer) -> Iterator[Figure | Finding]:
 
 def _of_length(timer, tokens):
     query, *_ = random_block(timer, tokens)
-    keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(_LAYERS)]
+    layers = max(1, timer.sizes.layers // 2)
+    keys = [tuple(random_block(timer, tokens)[1:]) for _ in range(layers)]
     layout = jaxcomm.Layout("contiguous", timer.size, tokens)
     whole, cut = (lengths_of(tokens, timer.size, is_cut) for is_cut in (False, True))
     programs = {}
@@ -76,7 +75,7 @@ def _of_length(timer, tokens):
         yield timer.finding(
             f"documents in {sizes.length(tokens)}, {timer.size} ranks: {name}",
             f"costs {price:.0f} keys a token beside the {seen:.0f} that it sees, in "
-            f"{units.seconds(seconds[None] / _LAYERS)} a layer with gradients",
+            f"{units.seconds(seconds[None] / layers)} a layer with gradients",
             price=price,
             seen=seen,
         )

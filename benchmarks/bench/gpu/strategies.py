@@ -20,8 +20,6 @@ from jaxcomm.attention.strategies.ulysses import Usp
 
 # What "auto" may lose against the fastest.
 _LEAST_OF_AUTO = 0.97
-# In one program, each with keys of its own, as a model has them.
-_LAYERS = 8
 # Of more tokens one layer takes long enough, and all that a GPU has.
 _MANY = 1 << 15
 # Of the longest, a call of one strategy takes seconds.
@@ -36,8 +34,8 @@ class Case:
     Attributes:
       name: what it is.
       by: attention inside ``shard_map``, by what it is called.
+      layers: in one program, each with keys of its own.
       lengths: of documents, or ().
-      layers: in one program.
       auto: which of the programs is what "auto" takes, or None.
       value_size: of the heads of values, if they differ from those of keys. Then the
         output is no query, and there is one layer.
@@ -45,8 +43,8 @@ class Case:
 
     name: str
     by: dict[str, Callable]
+    layers: int
     lengths: tuple[int, ...] = ()
-    layers: int = _LAYERS
     auto: str | None = None
     value_size: int | None = None
 
@@ -90,10 +88,10 @@ def causal(timer, tokens, value_size=None) -> Case:
         for name, strategy in strategies.items()
     }
     name = f"causal {sizes.length(tokens)}"
-    layers = _LAYERS if tokens <= _MANY else 1
+    layers = timer.sizes.layers if tokens <= _MANY else 1
     if value_size is not None:
         name, layers = f"{name}, heads of {size} and {value_size}", 1
-    return Case(name, by, layers=layers, auto=compare().chosen, value_size=value_size)
+    return Case(name, by, layers, auto=compare().chosen, value_size=value_size)
 
 
 def documents(timer, tokens) -> Iterator[Case]:
@@ -114,10 +112,10 @@ def documents(timer, tokens) -> Iterator[Case]:
         f"{_DOCUMENTS} documents in {sizes.length(tokens)}",
         next(iter(programs)),
     )
-    yield Case(name, programs, lengths, layers=1, auto=auto)
-    layers = _LAYERS // 2
+    yield Case(name, programs, 1, lengths, auto)
+    layers = timer.sizes.layers // 2
     name = f"{name}, {layers} layers"
-    yield Case(name, {auto: programs[auto]}, lengths, layers, auto)
+    yield Case(name, {auto: programs[auto]}, layers, lengths, auto)
 
 
 def of_case(timer, tokens, case) -> Iterator[Figure]:

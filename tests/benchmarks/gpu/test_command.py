@@ -7,9 +7,8 @@ import pytest
     ("ranks", "parts"),
     [
         (2, "collectives,dispatch,lanes,memory,overlap,symmetric"),
-        pytest.param(
-            2, "attention,documents,masks,states,strategies", marks=pytest.mark.thorough
-        ),
+        pytest.param(2, "attention,strategies", marks=pytest.mark.thorough),
+        pytest.param(2, "documents,masks,states", marks=pytest.mark.thorough),
         pytest.param(8, "meshes,training", marks=pytest.mark.thorough),
     ],
 )
