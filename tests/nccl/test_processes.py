@@ -88,6 +88,18 @@ def copies(here):
     rows = wide.transpose(2, 0, 1, 3)  # by target
     there = rows.reshape(4, 4 * 2411, 1, 1031)
     programs += (swap(1), wide, there), (swap(0), there, wide)
+
+    def both(x):
+        """Slots are staged in by their own rank and by another one, by turns."""
+        for _ in range(3):
+            x = jaxcomm.ring_shift(swap(0)(jaxcomm.ring_shift(swap(1)(x), "i")), "i")
+        return x
+
+    mixed = wide
+    for _ in range(3):
+        moved = np.roll(mixed.transpose(2, 0, 1, 3), 1, 0)
+        mixed = np.roll(moved.transpose(1, 2, 0, 3), 1, 0)
+    programs += ((both, wide, mixed),)
     counts, by, stand_in = [], [], StandIn()
     least = unittest.mock.patch.object(nccl_rewrites, "_LEAST_STRIDED_BYTES", 0)
     for function, x, expected in programs:
@@ -111,7 +123,7 @@ def copies(here):
 def test_what_only_moves_is_copied_between_processes(team):
     # Rows without gaps, as they are staged, are one copy.
     by = [[True, True]] * 2
-    assert team.call(copies) == [[[2, 4, 14, 16, 18], by, True]] * 2
+    assert team.call(copies) == [[[2, 4, 14, 16, 18, 42], by, True]] * 2
 
 
 def exchange_of_rows(here):

@@ -16,16 +16,21 @@ constexpr size_t kStagedBytes = MappedCopies::kSlots * MappedCopies::kSlotBytes;
 // A word has a line of its own: two processes write to neighbours.
 constexpr size_t kLineBytes = 128;
 constexpr size_t kWords = PeerMemory::kMostRanks * MappedCopies::kSlots;
-constexpr size_t kWordBytes = 2 * kWords * kLineBytes;
+constexpr size_t kWordBytes = 3 * kWords * kLineBytes;
 
 // In a rank's memory, behind the slots: the last chunk that another rank has staged for
-// it, and the last that this one has pulled from it.
+// it, the last that this one has pulled from it, and the last that may be staged in
+// this one's slot.
 cuda::Pointer StagedBy(cuda::Pointer memory, int rank, size_t slot) {
   const size_t word = static_cast<size_t>(rank) * MappedCopies::kSlots + slot;
   return memory + kStagedBytes + word * kLineBytes;
 }
 cuda::Pointer PulledBy(cuda::Pointer memory, int rank, size_t slot) {
   return StagedBy(memory, rank, slot) + kWords * kLineBytes;
+}
+
+cuda::Pointer AllowedBy(cuda::Pointer memory, int rank, size_t slot) {
+  return PulledBy(memory, rank, slot) + kWords * kLineBytes;
 }
 
 // Later than every chunk.
@@ -170,16 +175,19 @@ Status MappedCopies::LaunchChunks(const MappedPlan& plan, const Call& call,
   const uint64_t first = member.chunk + 1;
   member.chunk += plan.chunks.size();
   const auto stage = [&](size_t i) {
-    return i == plan.chunks.size() ? OkStatus()
-                                   : Stage(plan.chunks[i], first + i, call, rank,
-                                           of_staging, streams.staging);
+    return i == plan.chunks.size()
+               ? OkStatus()
+               : Stage(plan, i, first + i, call, rank, of_staging, streams.staging);
   };
+  for (size_t i = 0; plan.is_pushed && i < kSlots; ++i) {
+    Allow(plan, i, first + i, rank, of_staging);
+  }
   RETURN_IF_ERROR(stage(0));
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     RETURN_IF_ERROR(stage(i + 1));
     if (is_apart) RETURN_IF_ERROR(Flush(of_staging, streams.staging));
     const bool is_odd = i % 2 == 1;
-    RETURN_IF_ERROR(Pull(plan.chunks[i], first + i, call, rank,
+    RETURN_IF_ERROR(Pull(plan, i, first + i, call, rank,
                          is_odd ? member.of_pulling : member.operations,
                          is_odd ? streams.odd : streams.even));
     if (i == 0) RETURN_IF_ERROR(copy_local());
@@ -208,25 +216,51 @@ bool MappedCopies::IsBusy(const RankFacts& rank) const {
   });
 }
 
-Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, uint64_t number,
+void MappedCopies::WaitForSlot(Member& member, cuda::Pointer own, size_t slot,
+                               Operations& operations) {
+  for (int user : member.used[slot].users) {
+    operations.push_back(
+        {MemOp::kWait, PulledBy(own, user, slot), member.used[slot].chunk});
+  }
+}
+
+void MappedCopies::Allow(const MappedPlan& plan, size_t i, uint64_t number,
+                         const RankFacts& rank, Operations& operations) {
+  if (i >= plan.chunks.size()) return;
+  Member& member = members_[rank.place];
+  const size_t slot = number % kSlots;
+  for (int source : plan.chunks[i].sources) {
+    WaitForSlot(member, memory_->own(rank.place), slot, operations);
+    member.used[slot] = {{rank.rank}, number};
+    const cuda::Pointer word =
+        AllowedBy(memory_->of(rank.place, source), rank.rank, slot);
+    operations.push_back({MemOp::kWrite, word, number});
+  }
+}
+
+Status MappedCopies::Stage(const MappedPlan& plan, size_t i, uint64_t number,
                            const Call& call, const RankFacts& rank,
                            Operations& operations, cuda::Stream staging) {
+  const MappedPlan::Chunk& chunk = plan.chunks[i];
   Member& member = members_[rank.place];
   const size_t slot = number % kSlots;
   const cuda::Pointer own = memory_->own(rank.place);
   if (!chunk.stages.empty()) {
-    Member::Used& used = member.used[slot];
-    for (int target : used.targets) {
-      operations.push_back({MemOp::kWait, PulledBy(own, target, slot), used.chunk});
+    if (plan.is_pushed) {
+      operations.push_back(
+          {MemOp::kWait, AllowedBy(own, chunk.targets[0], slot), number});
+    } else {
+      WaitForSlot(member, own, slot, operations);
+      member.used[slot] = {chunk.targets, number};
     }
     RETURN_IF_ERROR(Flush(operations, staging));
-    used.targets = chunk.targets;
-    used.chunk = number;
   }
   for (const Step& step : chunk.stages) {
+    const cuda::Pointer memory =
+        plan.is_pushed ? memory_->of(rank.place, chunk.targets[0]) : own;
     RETURN_IF_ERROR(CopyRows(
         parts_.library, step,
-        own + slot * kSlotBytes + static_cast<cuda::Pointer>(step.to),
+        memory + slot * kSlotBytes + static_cast<cuda::Pointer>(step.to),
         PointerOf(call.operands[step.leaf]) + static_cast<cuda::Pointer>(step.from),
         staging));
   }
@@ -238,9 +272,10 @@ Status MappedCopies::Stage(const MappedPlan::Chunk& chunk, uint64_t number,
   return OkStatus();
 }
 
-Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, uint64_t number,
+Status MappedCopies::Pull(const MappedPlan& plan, size_t i, uint64_t number,
                           const Call& call, const RankFacts& rank,
                           Operations& operations, cuda::Stream stream) {
+  const MappedPlan::Chunk& chunk = plan.chunks[i];
   const size_t slot = number % kSlots;
   const cuda::Pointer own = memory_->own(rank.place);
   // In one wait with the others: who comes first waits for who comes last.
@@ -249,18 +284,20 @@ Status MappedCopies::Pull(const MappedPlan::Chunk& chunk, uint64_t number,
   }
   if (!chunk.pulls.empty()) RETURN_IF_ERROR(Flush(operations, stream));
   for (const Step& step : chunk.pulls) {
+    const cuda::Pointer memory =
+        plan.is_pushed ? own : memory_->of(rank.place, step.peer);
     RETURN_IF_ERROR(CopyRows(
         parts_.library, step,
         PointerOf(call.results[step.leaf]) + static_cast<cuda::Pointer>(step.to),
-        memory_->of(rank.place, step.peer) + slot * kSlotBytes +
-            static_cast<cuda::Pointer>(step.from),
-        stream));
+        memory + slot * kSlotBytes + static_cast<cuda::Pointer>(step.from), stream));
   }
   for (int source : chunk.sources) {
     const cuda::Pointer word =
-        PulledBy(memory_->of(rank.place, source), rank.rank, slot);
+        plan.is_pushed ? PulledBy(own, rank.rank, slot)
+                       : PulledBy(memory_->of(rank.place, source), rank.rank, slot);
     operations.push_back({MemOp::kWrite, word, number});
   }
+  if (plan.is_pushed) Allow(plan, i + kSlots, number + kSlots, rank, operations);
   return OkStatus();
 }
 
@@ -271,6 +308,7 @@ bool MappedCopies::Release(const RankFacts& rank) {
     for (size_t slot = 0; slot < kSlots; ++slot) {
       words.push_back({MemOp::kWrite, StagedBy(own, other, slot), kReleased});
       words.push_back({MemOp::kWrite, PulledBy(own, other, slot), kReleased});
+      words.push_back({MemOp::kWrite, AllowedBy(own, other, slot), kReleased});
     }
   }
   CurrentContext current(parts_.library.cuda, rank.context);

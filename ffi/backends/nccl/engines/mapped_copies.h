@@ -3,8 +3,13 @@
 //
 // A rank stages what others take in its own memory, which they have mapped
 // (peer_memory.h), and says so with a word in theirs. They wait for the word, pull, and
-// say that they have with a word in the rank's. Streams do all of that: no kernel,
-// which would take multiprocessors from the work beside it, and no wait on the host.
+// say that they have with a word in the rank's. Streams do all of that, without a wait
+// on the host.
+//
+// A rank that sends to one other stages in the memory of that one, which says with a
+// word that a slot is free, and then copies to its result. So what it sends leaves at
+// once: a copy within a GPU is a kernel, which would wait for the work beside it. On
+// two H100s, a process each, layers of a ring of 8,192 tokens took 0.93 of the time.
 //
 // The words that a rank waits for lie in its own memory. So if a process ends or hangs,
 // the others can let their streams go on, once the results are poisoned.
@@ -64,7 +69,7 @@ class MappedCopies final : public Engine {
     uint64_t chunk = 0;
     // By slot: who takes what was staged there last, and the chunk that it was of.
     struct Used {
-      std::vector<int> targets;
+      std::vector<int> users;
       uint64_t chunk = 0;
     } used[kSlots];
     cuda::Stream apart = nullptr;  // for what must not wait behind the copies
@@ -89,11 +94,16 @@ class MappedCopies final : public Engine {
   };
   Status LaunchChunks(const MappedPlan& plan, const Call& call, const RankFacts& rank,
                       const Streams& streams);
-  // `number`: of the chunk.
-  Status Stage(const MappedPlan::Chunk& chunk, uint64_t number, const Call& call,
+  // `number`: of the chunk, which is the plan's `i`th.
+  Status Stage(const MappedPlan& plan, size_t i, uint64_t number, const Call& call,
                const RankFacts& rank, Operations& operations, cuda::Stream staging);
-  Status Pull(const MappedPlan::Chunk& chunk, uint64_t number, const Call& call,
+  Status Pull(const MappedPlan& plan, size_t i, uint64_t number, const Call& call,
               const RankFacts& rank, Operations& operations, cuda::Stream stream);
+  // Lets the source of a chunk stage it in the rank's slot, once the slot is free.
+  void Allow(const MappedPlan& plan, size_t i, uint64_t number, const RankFacts& rank,
+             Operations& operations);
+  static void WaitForSlot(Member& member, cuda::Pointer own, size_t slot,
+                          Operations& operations);
   // Has `stream` wait for what `first` was given.
   Status Follow(cuda::Stream stream, cuda::Stream first, cuda::Event event);
   // Gives a stream the operations collected, if there are some.

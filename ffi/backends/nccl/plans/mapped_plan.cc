@@ -83,6 +83,7 @@ MappedPlan MakeMappedPlan(const PeerPlan& plan, int rank, size_t slot_bytes) {
     staged.push_back(StagedBy(part));
     most = std::max(most, staged.back().bytes);
   }
+  made.is_pushed = plan.moves_along_pairs;
   made.local = plan.parts[rank].local;
   made.chunks.resize((most + slot_bytes - 1) / slot_bytes);
   const PeerPlan::Part& own = plan.parts[rank];

@@ -1,5 +1,6 @@
 // A rank's part of a collective between processes whose memory is mapped: the sender
-// stages what others take in memory that they have mapped, and they pull it.
+// stages what others take in memory that they have mapped, and they pull it; or in that
+// of the one other that it sends to.
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_PLANS_MAPPED_PLAN_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_PLANS_MAPPED_PLAN_H_
 
@@ -16,11 +17,13 @@ struct MappedPlan {
   // What one slot holds. A rank stages, tells its targets, waits for its sources, pulls
   // from them, and tells them that it has.
   struct Chunk {
-    std::vector<Step> stages;           // copies of operands to bytes of the slot
-    std::vector<Step> pulls;            // from bytes of the peer's slot to results
+    std::vector<Step> stages;           // copies of operands to bytes of a slot
+    std::vector<Step> pulls;            // from bytes of a slot to results
     std::vector<int> targets, sources;  // each once
   };
 
+  // Whether ranks stage in the slots of those that they send to, one at most.
+  bool is_pushed = false;
   std::vector<Step> local;  // copies within the rank, and zeros
   // As many on every rank, so that all number them alike.
   std::vector<Chunk> chunks;

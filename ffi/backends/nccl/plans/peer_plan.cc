@@ -41,6 +41,7 @@ bool CopiesServe(Plan::Kind kind) {
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
   PeerPlan made;
   if (!CopiesServe(plan.kind)) return made;
+  made.moves_along_pairs = plan.kind == Plan::Kind::kPermute;
   const int size = plan.size;
   std::vector<Steps> steps(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {

@@ -21,7 +21,8 @@ struct PeerPlan {
 
   // The bytes of the rank that sends most, and the most copies of a rank.
   int64_t bytes_sent = 0, copies = 0;
-  std::vector<Part> parts;  // by rank; empty where NCCL is to do it
+  bool moves_along_pairs = false;  // a permutation
+  std::vector<Part> parts;         // by rank; empty where NCCL is to do it
   std::vector<Plan::Division> leaves;
 };
 
