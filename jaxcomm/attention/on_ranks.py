@@ -362,7 +362,7 @@ def vary_alike(tree, named: Call):
     leaves, structure = jax.tree.flatten(tree)
     each = [compat.varying_axes(x) for x in leaves]
     axes = ring_axes.union(*each)
-    if all(found == axes for found in each):
+    if set(each) == {axes}:
         return tree
     over_all = named.replace(axes=tuple(sorted(axes)))
     return structure.unflatten(vary(leaves, over_all))

@@ -31,7 +31,8 @@ class Hop:
       queries: positions int32 (T,), or (B, T) if sequences differ; and segment ids
         int32 (B, T), or None.
       keys: the same of S keys.
-      scores: bias, ALiBi, cap and dropout, which a kernel names in its ``options``.
+      scores: ``bias``, ``slopes`` of ALiBi, ``seeds`` and ``dropout_rate``, and
+        ``soft_cap``, which a kernel names in its ``options``. See ``Scores``.
       has_residual: whether the log-sum-exp may have a gradient.
       segments: lengths of the parts that a tile should not straddle, of the queries
         and of the keys.

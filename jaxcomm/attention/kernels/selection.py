@@ -90,10 +90,8 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
       hop: its arrays need only shapes and dtypes. It has the runs that are known.
       blocks: what is seen is one of these; or, in words, why no blocks are known.
     """
-    why_no_blocks, hop = (
-        str(blocks),
-        hop.replace(blocks=() if isinstance(blocks, str) else blocks),
-    )
+    why_no_blocks = str(blocks)
+    hop = hop.replace(blocks=() if isinstance(blocks, str) else blocks)
     reasons = {each: _why_not(each, hop, why_no_blocks) for each in hop.kernels}
     kernels = [each for each, why in reasons.items() if why is None]
     refused = [(each.name, why) for each, why in reasons.items() if why is not None]
