@@ -7,7 +7,7 @@ import pytest
 
 from jaxcomm import CommPolicy, config
 from jaxcomm.attention.kernels import cudnn, scores
-from jaxcomm.attention.strategies import choice, loop, ways
+from jaxcomm.attention.strategies import choice, loop, packing
 from jaxcomm.communicator import policy, shutdown
 from jaxcomm.launch.options import Options
 from jaxcomm.planning import communicators
@@ -46,8 +46,9 @@ SAID = {
     "attention": [
         f"A bias below {scores.LEAST_BIAS:,} hides its key",
         f"take at most 1/{1 / choice._SHARE:.0f} of a GPU's memory",
-        f"{ways._MANY:,} pieces of documents on up to {ways._MOST // ways._MANY} "
-        f"ranks, {ways._MOST:,} / ranks on more, and {ways._MIDDLE} on a mesh",
+        f"{packing._MANY:,} pieces of documents on up to "
+        f"{packing._MOST // packing._MANY} ranks, {packing._MOST:,} / ranks on more, "
+        f"and {packing._MIDDLE} on a mesh",
         f"a causal window of {cudnn._LEAST_WINDOW:,} tokens or more",
     ],
     "communicators": [

@@ -16,6 +16,7 @@ from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.strategies.packing import Packed
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
@@ -23,7 +24,7 @@ from jaxcomm.attention.strategies.strategy import (
     coordinates_of,
 )
 from jaxcomm.attention.strategies.walk import Walk
-from jaxcomm.attention.strategies.ways import Found, Known, Ways
+from jaxcomm.attention.strategies.ways import Found, Known
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
@@ -132,12 +133,12 @@ class _Collected(Loop):
         key, value = self._strategy.scatter(self.call, self.inputs, of_keys)
         return grads._replace(key=key, value=value)
 
-    def look(self, ways: Ways, most: int) -> Found:
+    def look(self, packed: Packed, most: int) -> Found:
         """Look at the tokens of runs that are among their keys."""
         runs = [Among(self.own, run) for run in self.own.runs]
         are_right = functools.reduce(jnp.logical_and, [x.are_right(most) for x in runs])
         is_held = self.inputs.is_right
-        way = ways.found(0, are_right, None if is_held is None else ~is_held)
+        way = packed.found(0, are_right, None if is_held is None else ~is_held)
         way = pmax(way, self.call.axis_name)
         return Found(way, Known(tuple(x.starts(most) for x in runs)))
 

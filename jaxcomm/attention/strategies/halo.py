@@ -22,8 +22,9 @@ from jaxcomm.attention.strategies.hops import (
     seen_slices,
 )
 from jaxcomm.attention.strategies.loop import Loop
+from jaxcomm.attention.strategies.packing import Packed
 from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs
-from jaxcomm.attention.strategies.ways import AllPieces, Found, Known, Ways
+from jaxcomm.attention.strategies.ways import AllPieces, Found, Known
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -213,7 +214,7 @@ class _Border(Beside):
         loop.others = narrowed(hop, (block,))
         return loop
 
-    def look(self, ways: Ways, most: int) -> Found:
+    def look(self, packed: Packed, most: int) -> Found:
         """Look at the documents of each rank and of the one before it."""
         batch, tokens = self.inputs.query.shape[:2]
         pieces = AllPieces.of(self.call, self.inputs, most)
@@ -229,7 +230,7 @@ class _Border(Beside):
         run = Run((0, self.rows), (0, self.border), "behind")
         own = of_own(pieces.at(rank), batch * tokens)
         known = Known((own,), beside=(of_border(batch, run, seen[rank]),))
-        return Found(ways.found(0, serves, pieces.are_wrong), known)
+        return Found(packed.found(0, serves, pieces.are_wrong), known)
 
     def start(self, loop):
         tail = jax.tree.map(self.keys.of, loop.own_block)

@@ -37,8 +37,8 @@ class Loop:
         common, with the arrays of this rank.
       own_block: the keys to begin with.
       beside: what else a rank computes, in one call more, in place of a ring; or None.
-      look: finds where documents begin, given ``ways`` and ``most``. If None, in the
-        pieces of all ranks: see ``packing``.
+      look: finds where documents begin, given a ``Packed`` and the most pieces of a
+        rank. If None, those of all ranks are looked at.
       packing: how documents are packed, a ``packing.Packing``. If None, kernels
         take all documents.
       is_way: whether it is a way of a pass that is chosen elsewhere. Its arrays are a

@@ -1,42 +1,55 @@
 """A ring of documents by a kernel that takes them packed.
 
+Which way its documents allow is the same on all ranks. A GPU's host waits for the
+tokens to know it: 45 us on an H100. So it asks once in each pass, for all hops, and the
+way back asks for what the way forward found.
+
 A rank's own keys are one call for all of its documents. Of another rank's keys a query
 sees all that are of its document and lie before its piece, or none. Where few queries
 see any, and few keys are seen, those alone are sent and computed: see ``beside``.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomm import compat
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash import sequences
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Seen, Starts
 from jaxcomm.attention.kernels.kernel import Hop, Saved
-from jaxcomm.attention.kernels.selection import unpacked
+from jaxcomm.attention.kernels.selection import is_flash, unpacked
 from jaxcomm.attention.mask import Coordinates, Run
-from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.permutation import poison, poison_unless
 from jaxcomm.attention.strategies.beside import Few, FewHops, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
 from jaxcomm.attention.strategies.strategy import Keys, keep
-from jaxcomm.attention.strategies.ways import (
-    AllPieces,
-    Found,
-    Known,
-    Ways,
-    ways_of,
-)
+from jaxcomm.attention.strategies.ways import AllPieces, Found, Known, over_batch
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
+# How many pieces a rank may have: few are tried before many. The kernel looks at as
+# many sequences as it is told: backward 64 cost 1.07 and 1,024 cost 1.3 times as much
+# as the exact number did (24 documents in 32,768 tokens, one H100).
+_FEW, _MANY = 64, 1024
+# Where what is sent cannot be part of a way there is one number.
+_MIDDLE = 256
+# Of all ranks. All pairs of pieces are compared.
+_MOST = 8192
+
 
 def packed_of(ring: Loop) -> "Packed | None":
-    """Return a ring of documents, or None if no kernel takes them packed."""
-    ways = ways_of(ring.call, ring.inputs, NONE if ring.last else 1, *ring.hops)
-    return None if ways is None else Packed(ring, ways)
+    """Return a pass with documents, or None if no kernel takes them packed."""
+    has_ids = ring.inputs.query_ids is not None
+    return Packed(ring) if has_ids and all(map(_is_packed, ring.hops)) else None
+
+
+def _is_packed(hop: Hop) -> bool:
+    """Say whether FlashAttention computes the runs of a hop on the GPUs at hand."""
+    return bool(hop.runs) and is_flash(hop.packed([()] * len(hop.runs)))
 
 
 class Packed:
@@ -44,20 +57,24 @@ class Packed:
 
     Attributes:
       ring: the hops of the call.
-      ways: how they may be computed.
+      count: how many ways there are.
       way: the one that is taken, if the program knows it.
-      is_whole: whether a way is the whole pass.
+      is_whole: whether a way is the whole pass, with all that is sent. Else it is a
+        part of it: groups of ranks may go different ways, and XLA's collectives wait
+        for all.
     """
 
-    def __init__(self, ring: Loop, ways: Ways):
-        self.ring, self.ways, self.inputs = ring, ways, ring.inputs
+    def __init__(self, ring: Loop):
+        self.ring, self.inputs = ring, ring.inputs
+        self.count = NONE if ring.last else 1
         self.batch, self.tokens = self.inputs.query.shape[:2]
-        mask = ring.call.mask
         has_pieces = ring.look is None
-        has_table = self.inputs.table is not None and mask.is_causal
+        has_table = self.inputs.table is not None and ring.call.mask.is_causal
         self.has_table = has_table and has_pieces
         self.way = ring.call.way if self.has_table and ring.last else None
-        self.is_whole = ways.is_whole or self.way is not None
+        axes = ring.call.axis_name
+        axes = set(axes if isinstance(axes, tuple) else (axes,))
+        self.is_whole = compat.manual_axes() <= axes or self.way is not None
         if not (self.is_whole and has_pieces):
             self.ring = ring.ready()
 
@@ -65,7 +82,16 @@ class Packed:
         """Look at the tokens of all ranks, or at the table that came with them."""
         if self.way is not None:
             return keep(self._look_up(0))
-        return self.ways.look(self._look_up if self.has_table else self._look)
+        look = self._look_up if self.has_table else self._look
+        return self._looked(look(_FEW if self.is_whole else _MIDDLE))
+
+    def _looked(self, found: Found) -> Found:
+        return keep(found._replace(way=over_batch(found.way)))
+
+    def found(self, way, serves, are_wrong=None):
+        """Return the number of a way; of another one if it does not serve."""
+        way = jnp.where(serves, way, self.count)
+        return way if are_wrong is None else jnp.where(are_wrong, self.count + 1, way)
 
     def _look_up(self, most: int) -> Found:
         """Look at the table alone. Ranks tell each other if one holds other tokens.
@@ -96,7 +122,7 @@ class Packed:
             return Found(~are_wrong & (way <= self.way), known)
         if not self.is_whole:
             known = self._read(known)
-        return Found(self.ways.found(way, way < NONE, are_wrong), known)
+        return Found(self.found(way, way < NONE, are_wrong), known)
 
     def _read(self, known: Known) -> Known:
         """Return what a table says. It is computed where it is needed: in a branch."""
@@ -120,7 +146,7 @@ class Packed:
 
     def _look(self, most: int) -> Found:
         if self.ring.look is not None:
-            return self.ring.look(self.ways, most)
+            return self.ring.look(self, most)
         call, inputs = self.ring.call, self.inputs
         tokens = self.batch * self.tokens
         if not self.ring.last:
@@ -128,7 +154,7 @@ class Packed:
             at = order.held(inputs.query_layout, rank)
             own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
             is_held = inputs.is_right
-            way = self.ways.found(OWN, serves, None if is_held is None else ~is_held)
+            way = self.found(OWN, serves, None if is_held is None else ~is_held)
             return Found(way, Known((sequences.of_own(own, tokens),)))
         pieces = AllPieces.of(call, inputs, most)
         # All pairs, so that all ranks know what each of them finds.
@@ -144,7 +170,7 @@ class Packed:
         own = sequences.of_own(pieces.at(call.rank()), tokens)
         seen = jax.tree.map(lambda x: x[call.rank()], seen)
         known = Known((own,), (), seen, pieces.every)
-        return Found(self.ways.found(way, serves, pieces.are_wrong), known)
+        return Found(self.found(way, serves, pieces.are_wrong), known)
 
     def forward(self, found: Found, attend: Callable[[Loop], Any]):
         """Return (out, lse) as ``attend`` does, in the dtype of the query."""
@@ -172,7 +198,7 @@ class Packed:
         if self.way is not None or not self.is_whole:
             return of_way(self.way, found.known)
         own, all_ = (functools.partial(of_way, way) for way in (OWN, ALL))
-        of_many = [own, all_, all_, all_][: self.ways.count]
+        of_many = [own, all_, all_, all_][: self.count]
         each = list(of_many)
         if self.has_table and self.ring.last:
             for way in SHARES:
@@ -181,7 +207,50 @@ class Packed:
         def rest():
             return compute(self.ring.unpacked())
 
-        return self.ways.take(found, each, rest, self._look, of_many)
+        return self.take(found, each, rest, of_many)
+
+    def take(
+        self,
+        found: Found,
+        ways: Sequence[Callable[[Any], Any]],
+        rest: Callable[[], Any],
+        of_many: Sequence[Callable[[Any], Any]] | None = None,
+    ):
+        """Compute in the way that was found.
+
+        Args:
+          ways: each takes what was found. One that is there twice is compiled once.
+          rest: computes all documents.
+          of_many: the ways of more pieces, for which it looks again; or None.
+
+        Returns:
+          What the way returns; where tokens are wrong, what no result is.
+        """
+        many = min(_MANY, _MOST // self.ring.call.size)
+
+        def more():
+            return self.take(self._looked(self._look(many)), of_many or ways, rest)
+
+        each = list(dict.fromkeys(ways))
+        places = [each.index(way) for way in ways]
+        may_look = of_many is not None and many > _FEW
+        branches: list[Callable[[], Any]] = [
+            *(functools.partial(way, found.known) for way in each),
+            more if may_look else rest,
+            lambda: self._wrong(ways[0], found.known),
+        ]
+        places += [len(each), len(each) + 1]
+        return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
+
+    def _wrong(self, way, known):
+        """Return what no result is, in the shapes of a way's results."""
+        # An array of this rank: what comes of it differs between ranks too.
+        none = self.inputs.query.reshape(-1)[0] * 0
+
+        def wrong(x):
+            return jnp.full(x.shape, poison(x.dtype), x.dtype) + none.astype(x.dtype)
+
+        return jax.tree.map(wrong, jax.eval_shape(way, known))
 
     def _loop(self, found: Found, way: int | None, known: Known) -> Loop:
         """Return the hops of a way; or those of which each goes the way it has to."""
@@ -232,6 +301,6 @@ class Packing:
         def none(known):
             return nothing()
 
-        ways, is_some = self.of.ways, is_own(distance) or bool(self.known.beside)
-        each = [some if is_some else none, some, some, some][: ways.count]
-        return ways.take(self.found, each, lambda: function(unpacked(hop)))
+        is_some = is_own(distance) or bool(self.known.beside)
+        each = [some if is_some else none, some, some, some][: self.of.count]
+        return self.of.take(self.found, each, lambda: function(unpacked(hop)))

@@ -1,34 +1,15 @@
-"""In which way a pass computes: what its documents allow, the same on all ranks.
+"""What a look at documents finds: in which way a pass computes, and their pieces."""
 
-A GPU's host waits for the tokens to know it: 45 us on an H100. So it asks once in each
-pass, for all hops, and the way back asks for what the way forward found.
-"""
-
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomm import compat
 from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Starts
-from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.kernels.selection import is_flash
 from jaxcomm.attention.mask import Coordinates
-from jaxcomm.attention.permutation import poison
-from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
 from jaxcomm.collectives.all_reduce import psum
-
-# How many pieces a rank may have: few are tried before many. The kernel looks at as
-# many sequences as it is told: backward 64 cost 1.07 and 1,024 cost 1.3 times as much
-# as the exact number did (24 documents in 32,768 tokens, one H100).
-_FEW, _MANY = 64, 1024
-# Where what is sent cannot be part of a way there is one number.
-_MIDDLE = 256
-# Of all ranks. All pairs of pieces are compared.
-_MOST = 8192
 
 
 class Known(NamedTuple):
@@ -62,99 +43,6 @@ class Found(NamedTuple):
 
     way: Any
     known: Known
-
-
-class Ways:
-    """The ways of one pass: those of a kernel that takes documents packed, and others.
-
-    Attributes:
-      call, inputs: of what.
-      count: how many ways there are.
-      is_whole: whether a way is the whole pass, with all that is sent. Else it is a
-        part of it: groups of ranks may go different ways, and XLA's collectives wait
-        for all.
-    """
-
-    def __init__(self, call: AttentionCall, inputs: Inputs, count: int):
-        self.call, self.inputs, self.count = call, inputs, count
-        axes = call.axis_name
-        axes = set(axes if isinstance(axes, tuple) else (axes,))
-        self.is_whole = compat.manual_axes() <= axes
-
-    def look(self, look: Callable[[int], Found], most: int | None = None) -> Found:
-        """Look at the tokens.
-
-        Args:
-          look: takes how many pieces a rank may have.
-          most: what it takes. If None, the first that is tried.
-        """
-        if most is None:
-            most = _FEW if self.is_whole else _MIDDLE
-        way, known = look(most)
-        return keep(Found(_over_batch(way), known))
-
-    def found(self, way, serves, are_wrong=None):
-        """Return the number of a way; of another one if it does not serve."""
-        way = jnp.where(serves, way, self.count)
-        return way if are_wrong is None else jnp.where(are_wrong, self.count + 1, way)
-
-    def take(
-        self,
-        found: Found,
-        ways: Sequence[Callable[[Any], Any]],
-        rest: Callable[[], Any],
-        look: Callable[[int], Found] | None = None,
-        of_many: Sequence[Callable[[Any], Any]] | None = None,
-    ):
-        """Compute in the way that was found.
-
-        Args:
-          ways: each takes what was found. One that is there twice is compiled once.
-          rest: computes all documents.
-          look: to look for more pieces, where a way is the whole pass.
-          of_many: the ways of more pieces. If None, ``ways``.
-
-        Returns:
-          What the way returns; where tokens are wrong, what no result is.
-        """
-        many = min(_MANY, _MOST // self.call.size)
-
-        def more():
-            again = self.look(look, many)  # pyright: ignore
-            return self.take(again, of_many or ways, rest)
-
-        each = list(dict.fromkeys(ways))
-        places = [each.index(way) for way in ways]
-        may_look = look is not None and self.is_whole and many > _FEW
-        branches: list[Callable[[], Any]] = [
-            *(functools.partial(way, found.known) for way in each),
-            more if may_look else rest,
-            lambda: self._wrong(ways[0], found.known),
-        ]
-        places += [len(each), len(each) + 1]
-        return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
-
-    def _wrong(self, way, known):
-        """Return what no result is, in the shapes of a way's results."""
-        # An array of this rank: what comes of it differs between ranks too.
-        none = self.inputs.query.reshape(-1)[0] * 0
-
-        def wrong(x):
-            return jnp.full(x.shape, poison(x.dtype), x.dtype) + none.astype(x.dtype)
-
-        return jax.tree.map(wrong, jax.eval_shape(way, known))
-
-
-def ways_of(call: AttentionCall, inputs: Inputs, count: int, *hops: Hop) -> Ways | None:
-    """Return the ways of hops of documents; None if no kernel takes them packed."""
-    if inputs.query_ids is None or not all(map(_is_packed, hops)):
-        return None
-    return Ways(call, inputs, count)
-
-
-def _is_packed(hop: Hop) -> bool:
-    """Say whether FlashAttention computes the runs of a hop on the GPUs at hand."""
-    return bool(hop.runs) and is_flash(hop.packed([()] * len(hop.runs)))
 
 
 class AllPieces(NamedTuple):
@@ -191,11 +79,11 @@ class AllPieces(NamedTuple):
 
 
 @jax.custom_batching.custom_vmap
-def _over_batch(way):
+def over_batch(way):
     """Return the largest way of a batch: under vmap all sequences go one way."""
     return way
 
 
-@_over_batch.def_vmap
+@over_batch.def_vmap
 def _(axis_size, is_batched, way):
-    return _over_batch(way.max(0) if is_batched[0] else way), False
+    return over_batch(way.max(0) if is_batched[0] else way), False

@@ -14,7 +14,7 @@ from dense import Options
 
 import jaxcomm
 from jaxcomm.attention import document_layout, segment_ids_of, table
-from jaxcomm.attention.strategies import loop, ways
+from jaxcomm.attention.strategies import loop, packing
 
 pytestmark = pytest.mark.usefixtures("called")
 
@@ -95,7 +95,7 @@ def test_what_nobody_sees_is_not_sent(make, sends):
 def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents; with padding, too."""
     for name, value in ("_FEW", 1), ("_MANY", many):
-        monkeypatch.setattr(ways, name, value)
+        monkeypatch.setattr(packing, name, value)
     monkeypatch.setattr(table, "MOST", 1)
     each = map(ids_of, [*lengths, PADDED])
     compare(*each, strategy=strategy, window=window_of(strategy))
