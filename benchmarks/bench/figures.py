@@ -132,7 +132,7 @@ def _of_gpus(document):
             for run in document["runs"]
             if any(row["part"] == part for row in run["rows"])
         ]
-        sources = _as_code(_wrapped(map(_of_run, runs)))
+        sources = _as_code(_wrapped(map(_with_flags, runs)))
         tables[part] = f"{pages.tables(rows)}\n{sources}\n"
     return File(title, caption, panels, tables, is_drawn=False)
 
@@ -145,8 +145,13 @@ def _wrapped(sentences: Iterable[str]) -> str:
     return "\n".join(textwrap.wrap(". ".join(sentences), 100))
 
 
+def _with_flags(run):
+    flags = run.get("environment", {}).get("XLA_FLAGS")
+    return _of_run(run) + (f" with XLA_FLAGS={flags}" if flags else "")
+
+
 def _as_code(text):
-    return re.sub(r'make bench ARGS="[^"]*"', r"`\g<0>`", text)
+    return re.sub(r'make bench ARGS="[^"]*"|XLA_FLAGS=\S+', r"`\g<0>`", text)
 
 
 def _of_run(run):

@@ -54,6 +54,15 @@ def versions() -> dict[str, str]:
     }
 
 
+def environment() -> dict[str, str]:
+    """Return the variables that change what is measured."""
+    return {
+        name: text
+        for name, text in sorted(os.environ.items())
+        if name.startswith(("JAXCOMM_", "XLA_FLAGS", "JAX_"))
+    }
+
+
 def commit() -> str | None:
     """Return the commit that is checked out, None outside of a repository.
 
@@ -100,11 +109,7 @@ def document(
         "machine": at_start,
         "load_average_at_end": machine()["load_average"],
         "versions": versions(),
-        "environment": {
-            name: text
-            for name, text in sorted(os.environ.items())
-            if name.startswith(("JAXCOMM_", "XLA_FLAGS", "JAX_"))
-        },
+        "environment": environment(),
         "effort": dataclasses.asdict(session.effort) if session else None,
         "rooflines": [
             {

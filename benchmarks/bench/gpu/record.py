@@ -55,6 +55,7 @@ class Record:
             ),
             "commit": report.commit(),
             "load_average": load,
+            "environment": report.environment(),
             "seconds": {},
             "rows": [],
         }
