@@ -36,7 +36,7 @@ def tables(rows: Rows) -> str:
         lines = [[row["name"], row["peer"], _cell(row)] for row in single]
         made.append(_markdown(["case", "against", "time, ratio"], lines))
     if found:
-        lines = [[row["name"], row["found"]] for row in found]
+        lines = [[row["name"], row["found"].replace(";", ",")] for row in found]
         made.append(_markdown(["case", "found"], lines))
     return "\n".join(made)
 
