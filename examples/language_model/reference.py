@@ -27,7 +27,7 @@ def dense_attention(query, key, value, is_windowed, documents=None, window=None)
     return jax.checkpoint(attend)(query, key, value, mask=mask)
 
 
-def make_train(optimizer, window: int, dtype: str):
+def make_train(optimizer, window: int, dtype: str = "float32"):
     """Return ``train(state, batch) -> (state, loss)``, compiled for one device.
 
     The batch is three int32 arrays of shape (B, T) in natural order, see
