@@ -62,8 +62,6 @@ def test_a_gpu_that_refuses_our_kernels_makes_no_communicator(told):
 @pytest.mark.parametrize(
     ("function", "after"),
     [
-        # Of a creation's groups the third one connects its ranks.
-        pytest.param("ncclGroupEnd", 2, marks=pytest.mark.thorough),
         pytest.param("ncclCommInitRankConfig", 0, marks=pytest.mark.thorough),
         ("ncclCommSplit", 0),
         ("ncclAllReduce", 0),
