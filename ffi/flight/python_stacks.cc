@@ -29,7 +29,7 @@ bool IsAnswered(int answer, int milliseconds) {
   return poll(&waited, 1, milliseconds) == 1 && (waited.revents & POLLIN) != 0;
 }
 
-// Private to CPython, and exported by all of its versions.
+// Private to CPython, which exports it up to 3.12.
 bool DumpWithoutLock(int file) {
   using Dump = const char* (*)(int, void*, void*);
   const auto dump =
