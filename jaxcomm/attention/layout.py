@@ -1,6 +1,7 @@
 """Which rank holds which tokens of a sequence: the rule, and what came of it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -86,12 +87,12 @@ class Layout:
             schedule=schedule, size=size, length=length, order=order, _key=key
         )
 
-    @property
+    @functools.cached_property
     def is_static(self) -> bool:
         """Whether the positions are known when a program is traced."""
         return self.order is None
 
-    @property
+    @functools.cached_property
     def local_length(self) -> int:
         """The number of tokens that each rank holds, padding included."""
         if self.order is not None:

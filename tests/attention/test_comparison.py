@@ -10,6 +10,7 @@ import pytest
 import jaxcomm
 from jaxcomm.attention import compare_strategies
 from jaxcomm.attention.positions import TRUSTED
+from jaxcomm.attention.strategies import choice
 
 OF = {"heads": 32, "key_heads": 8, "head_size": 128}
 LETTERS = {"ring": "r", "all_gather": "a", "ulysses": "u", "usp": "s", "halo": "h"}
@@ -35,8 +36,14 @@ def test_a_choice_keeps_nothing_of_a_layout_that_is_traced():
         layout = jaxcomm.Layout("contiguous", 4, 8, order)
         return len(compare_strategies(layout, **OF).rows)
 
+    def attend(x, order):
+        layout = jaxcomm.Layout("contiguous", 4, 8, order)
+        return jaxcomm.ring_attention(x, x, x, "c", jaxcomm.Tokens(layout, TRUSTED))
+
+    x = jax.ShapeDtypeStruct((1, 2, 8, 64), "bfloat16")
     with jax.checking_leaks():
         jax.make_jaxpr(choose)(jnp.arange(8).reshape(4, 2))
+        jaxcomm.plan({"c": 4}, attend, x, jax.ShapeDtypeStruct((4, 2), "int32"))
 
 
 # By machine and schedule, a letter for each problem of the next test.
@@ -180,8 +187,9 @@ def test_auto_gathers_no_more_than_a_share_of_the_memory():
         assert found.chosen == chosen
 
 
-def test_auto_logs_its_choice_once(caplog):
+def test_auto_compares_once_for_layers_that_are_alike_and_logs_its_choice(caplog):
     caplog.set_level("DEBUG", "jaxcomm.attention")
+    before = choice._found.cache_info()
     layout = jaxcomm.Layout("contiguous", 4, 4136)  # of no other test
 
     def attend(x):
@@ -191,6 +199,8 @@ def test_auto_logs_its_choice_once(caplog):
 
     x = jax.ShapeDtypeStruct((1, 1034, 8, 64), "bfloat16")
     jaxcomm.plan({"c": 4}, attend, x, machine="gpu")
+    found = choice._found.cache_info()
+    assert (found.misses, found.hits) == (before.misses + 1, before.hits + 1)
     said = [each.getMessage() for each in caplog.records if "4136" in each.getMessage()]
     assert len(said) == 1, said
     chosen = compare_strategies(layout, heads=8, head_size=64).chosen

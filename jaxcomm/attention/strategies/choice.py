@@ -179,8 +179,10 @@ def fastest(
 
 def choose(problem: Problem, machine: Machine) -> Strategy:
     """Return the strategy that "auto" is, and log it once at the level of debug."""
-    rows = compared(problem, machine)
-    name = fastest(rows, problem, machine)
+    layouts = problem.query_layout, problem.key_layout
+    # Layers of a model ask alike. A cache would keep the trace of an order alive.
+    is_rule = all(layout.is_static for layout in layouts)
+    rows, name = (_found if is_rule else _found.__wrapped__)(problem, machine)
     if _logger.isEnabledFor(logging.DEBUG):
         layout, least = problem.query_layout, rows[name].seconds
         others = ", ".join(
@@ -196,6 +198,13 @@ def choose(problem: Problem, machine: Machine) -> Strategy:
             f"times by the model: {others}."
         )
     return STRATEGIES[name](problem)
+
+
+@functools.lru_cache(maxsize=64)
+def _found(problem: Problem, machine: Machine):
+    """Return what is compared, and the name of the fastest."""
+    rows = compared(problem, machine)
+    return rows, fastest(rows, problem, machine)
 
 
 @functools.lru_cache(maxsize=256)

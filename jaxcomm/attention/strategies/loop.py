@@ -315,4 +315,5 @@ def is_own(distance) -> bool:
 
 def completion(arrays):
     """Return one element that depends on the kernel which computed the arrays."""
-    return jax.tree.leaves(arrays)[0].reshape(-1)[:1]
+    first = jax.tree.leaves(arrays)[0]
+    return first[(slice(1),) * first.ndim]
