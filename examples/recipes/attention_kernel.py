@@ -49,7 +49,7 @@ class Plain(Kernel):
         grad_out = saved.grad_out.reshape(*rows, -1).astype(scores.dtype)
         weights = jnp.exp(scores - lse)
         grad_scores = jnp.einsum("btkgv,bskv->btkgs", grad_out, value) - delta
-        grad_scores = hop.scale * weights * grad_scores
+        grad_scores = hop.scores.scale * weights * grad_scores
         return Grads(
             jnp.einsum("btkgs,bskd->btkgd", grad_scores, key).reshape(hop.query.shape),
             jnp.einsum("btkgs,btkgd->bskd", grad_scores, query),
@@ -61,7 +61,7 @@ class Plain(Kernel):
         arrays = (x.astype(hop.sum_dtype) for x in (hop.query, hop.key, hop.value))
         query, key, value = arrays
         query = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
-        scores = hop.scale * jnp.einsum("btkgd,bskd->btkgs", query, key)
+        scores = hop.scores.scale * jnp.einsum("btkgd,bskd->btkgs", query, key)
         seen = hop.seen()[:, :, None, None]  # positions and documents
         return jnp.where(seen, scores, -jnp.inf), query, key, value
 

@@ -287,9 +287,12 @@ def _call(
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
     hop = Hop(
-        scale=problem.head_size**-0.5 if scale is None else scale,
         mask=problem.mask,
-        scores=Scores(soft_cap=options.soft_cap, dropout_rate=options.dropout_rate),
+        scores=Scores(
+            scale=problem.head_size**-0.5 if scale is None else scale,
+            soft_cap=options.soft_cap,
+            dropout_rate=options.dropout_rate,
+        ),
         has_residual=options.has_residual,
         kernels=options.kernels,
     )
@@ -323,7 +326,7 @@ def _asked(
     }  # fmt: skip
     numbers = {name: getattr(strategy, name) for name in of_strategy}
     asked: dict[str, Any] = {
-        "scale": hop.scale,
+        "scale": hop.scores.scale,
         "is_causal": mask.right == 0 or None,
         "local_window_size": (mask.left, mask.right) if has_window else None,
         "logits_soft_cap": hop.scores.soft_cap,

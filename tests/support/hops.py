@@ -69,7 +69,6 @@ def hop_of(case: Case):
     seeds = random.integers(0, 2**32, of_heads) if case.dropout_rate else None
     lengths = case.queries + 3 - case.padding, case.keys - case.padding
     hop = Hop(
-        scale=case.head_size**-0.5,
         mask=Mask(case.left, case.right, *lengths),
         query=normal(case.batch, case.queries, case.heads, case.head_size),
         key=normal(case.batch, case.keys, case.key_heads, case.head_size),
@@ -77,6 +76,7 @@ def hop_of(case: Case):
         queries=Coordinates(jnp.arange(case.queries) + 3, ids(case.queries)),
         keys=Coordinates(jnp.arange(case.keys), ids(case.keys)),
         scores=Scores(
+            scale=case.head_size**-0.5,
             bias=bias,
             slopes=None if slopes is None else jnp.asarray(slopes, "float32"),
             seeds=None if seeds is None else jnp.asarray(seeds, "uint32"),

@@ -51,7 +51,8 @@ def _sizes(hop: Hop, columns: int = 0) -> tuple[int, int]:
 
 
 def _options(hop: Hop, block: Block) -> dict:
-    return {"scale": hop.scale, "is_causal": block.right == 0, "left": block.left}
+    scale, right = hop.scores.scale, block.right
+    return {"scale": scale, "is_causal": right == 0, "left": block.left}
 
 
 def _why_not(hop: Hop, is_named: bool) -> str | None:

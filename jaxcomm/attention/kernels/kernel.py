@@ -12,27 +12,27 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
 
-_NOWHERE, _PLAIN = Coordinates(None), Scores()
+_NOWHERE = Coordinates(None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
     """Attention of a rank's queries over one block of keys.
 
-    The score of a query and a key is ``scale * query . key``, and what ``scores`` make
-    of it. A key that the mask hides has weight 0. A hop is a pytree of arrays.
+    ``scores`` say what becomes of ``query . key``. A key that the mask hides has weight
+    0. A hop is a pytree of arrays.
 
     Attributes:
-      scale: factor on the scores.
       mask: which keys a query sees, by positions.
+      scores: ``scale``; and ``bias``, ``slopes`` of ALiBi, ``seeds`` and
+        ``dropout_rate``, and ``soft_cap``, which a kernel names in its ``options``. See
+        ``Scores``.
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
       queries: positions int32 (T,), or (B, T) if sequences differ; and segment ids
         int32 (B, T), or None.
       keys: the same of S keys.
-      scores: ``bias``, ``slopes`` of ALiBi, ``seeds`` and ``dropout_rate``, and
-        ``soft_cap``, which a kernel names in its ``options``. See ``Scores``.
       has_residual: whether the log-sum-exp may have a gradient.
       segments: lengths of the parts that a tile should not straddle, of the queries
         and of the keys.
@@ -50,14 +50,13 @@ class Hop:
       is_backward: whether gradients are computed.
     """
 
-    scale: float
     mask: Mask
+    scores: Scores
     query: Any = None
     key: Any = None
     value: Any = None
     queries: Coordinates = _NOWHERE
     keys: Coordinates = _NOWHERE
-    scores: Scores = _PLAIN
     has_residual: bool = False
     segments: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     blocks: tuple[Block, ...] = ()

@@ -16,9 +16,10 @@ LEAST_BIAS = -50_000
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What becomes of the scores of a hop, ``cap(score + bias - slope * distance)``.
+    """What a score is: ``cap(scale * query . key + bias - slope * distance)``.
 
     Attributes:
+      scale: factor on the products.
       bias: (B, N, T, S) floating, or None. All dimensions but the last may be 1. A
         number below -50,000 hides its key.
       slopes: (B, N) in the dtype of sums, of ALiBi, or None.
@@ -27,6 +28,7 @@ class Scores:
       dropout_rate: share of the weights that dropout leaves out.
     """
 
+    scale: float
     bias: Any = None
     slopes: Any = None
     seeds: Any = None
@@ -39,7 +41,7 @@ class Scores:
 
 
 jax.tree_util.register_dataclass(
-    Scores, ["bias", "slopes", "seeds"], ["soft_cap", "dropout_rate"]
+    Scores, ["bias", "slopes", "seeds"], ["scale", "soft_cap", "dropout_rate"]
 )
 
 

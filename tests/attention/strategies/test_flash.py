@@ -15,6 +15,7 @@ from dense import Options
 import jaxcomm
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.kernel import Hop
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.kernels.xla.kernel import XLA
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
@@ -182,7 +183,7 @@ def test_rows_with_positions_of_their_own_are_left_to_others(called):
     block = Block((0, 4), (0, 4), right=0)
     x = jax.ShapeDtypeStruct((2, 4, 1, 8), jnp.bfloat16)
     hop = Hop(
-        scale=1.0, mask=Mask(None, 0, 4, 4), query=x, key=x, value=x, queries=rows,
+        Mask(None, 0, 4, 4), Scores(1.0), query=x, key=x, value=x, queries=rows,
         keys=rows, blocks=(block,), runs=(Run((0, 4), (0, 4)),), platform="cpu",
         kernels=(flash.FLASH, XLA),
     )  # fmt: skip

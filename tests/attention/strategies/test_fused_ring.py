@@ -18,6 +18,7 @@ from dense import Options
 
 from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import Hop, Saved
+from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.strategies import loop
 from jaxcomm.compat import gpus
@@ -34,8 +35,8 @@ def _hop_of(query, key, value, *, scale, is_causal, left=None):
     else:
         assert left is None
     return Hop(
-        scale,
         Mask(left, 0 if is_causal else None, *lengths),
+        Scores(scale),
         *(query, key, value),
         *(Coordinates(jnp.arange(length)) for length in lengths),
     )

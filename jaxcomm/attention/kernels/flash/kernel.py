@@ -162,7 +162,7 @@ def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
     left = -1 if left >= columns - 1 else left
     right = -1 if right >= rows - 1 else right
     window = left, 0 if is_causal else right
-    return seen, {"scale": hop.scale, "is_causal": is_causal, "window": window}
+    return seen, {"scale": hop.scores.scale, "is_causal": is_causal, "window": window}
 
 
 def _trimmed(block: Block) -> Block:
@@ -210,8 +210,8 @@ def _why_not(hop: Hop) -> str | None:
             return "nothing says where the documents begin"
     if hop.is_backward and _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
         return f"its gradients are not deterministic, which {_DETERMINISTIC} asks for"
-    if hop.scale <= 0:
-        return f"it takes a positive scale, and this is {hop.scale}"
+    if hop.scores.scale <= 0:
+        return f"it takes a positive scale, and this is {hop.scores.scale}"
     # Its numbers of elements have 32 bits.
     numbers = query.shape[1] * query.shape[2] * gpus.LARGEST_HEAD_SIZE
     if query.shape[0] > 1 and numbers >= 2**31:

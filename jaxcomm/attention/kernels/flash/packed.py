@@ -60,7 +60,7 @@ def _options(hop: Hop, run: Run) -> dict:
         # The last query is as far from the last key as the queries are many.
         window = (left or 0) - (run.queries[1] - run.queries[0]), -1
     longest = run.queries[1] - run.queries[0], run.keys[1] - run.keys[0]
-    options = {"scale": hop.scale, "is_causal": window[1] == 0, "window": window}
+    options = {"scale": hop.scores.scale, "is_causal": window[1] == 0, "window": window}
     return options | {"longest": longest}
 
 

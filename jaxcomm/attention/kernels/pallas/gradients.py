@@ -71,7 +71,7 @@ def grad_queries(hop: Hop, saved: Saved, total, sizes: Sizes, interpret: bool):
         def sum_up():
             zeros = jnp.zeros(query.shape, jnp.float32), jnp.zeros_like(lse)
             summed, of_slope = walk(visits, visit, zeros)
-            summed *= hop.scale
+            summed *= hop.scores.scale
             grad_query[...] = summed if total is None else total[...] + summed
             if has_slopes:
                 grad_slope[0][...] = of_slope
@@ -153,7 +153,7 @@ def grad_keys(hop: Hop, saved: Saved, sizes: Sizes, interpret: bool):
 
         zeros = (jnp.zeros(x.shape, jnp.float32) for x in (columns, values))
         grads = jax.lax.fori_loop(0, work.group, of_head, tuple(zeros))
-        grad_key[...] = grads[0] * hop.scale
+        grad_key[...] = grads[0] * hop.scores.scale
         grad_value[...] = grads[1]
 
     grads = work.pad_rows(saved.grad_out.astype(hop.query.dtype))

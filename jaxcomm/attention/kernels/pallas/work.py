@@ -136,7 +136,7 @@ class Work:
 
         See ``Tile.bend``.
         """
-        scores, derivative = tile.bend(products * (self.hop.scale * self.unit))
+        scores, derivative = tile.bend(products * (self.hop.scores.scale * self.unit))
         return scores * (LOG2_E / self.unit), derivative
 
     def tile(self, rows: Coordinates, keys: Coordinates, *terms, is_masked, across):

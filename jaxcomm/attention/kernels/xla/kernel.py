@@ -145,7 +145,7 @@ class Xla(Kernel):
 
 
 def _forward(hop: Hop, tiles: Tiles, loop: TileLoop):
-    queries = tiles.split_queries(hop.query) * hop.scale
+    queries = tiles.split_queries(hop.query) * hop.scores.scale
     keys, values = map(tiles.split_keys, (hop.key, hop.value))
 
     def of_head(of):
@@ -194,7 +194,7 @@ def _forward_tile(carry, rows, columns, values, tile: Tile):
 
 
 def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
-    queries = tiles.split_queries(hop.query) * hop.scale
+    queries = tiles.split_queries(hop.query) * hop.scores.scale
     keys, values = map(tiles.split_keys, (hop.key, hop.value))
     # exp(score - inf) is 0: padding gives no gradient.
     lse = tiles.split_queries(saved.lse, jnp.inf)
@@ -257,7 +257,7 @@ def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
     grad_bias, outs = jax.lax.scan(of_head, grad_bias, of_all)
     grad_query, grad_key, grad_value, grad_slopes = outs
     return Grads(
-        tiles.join_queries(grad_query) * hop.scale,
+        tiles.join_queries(grad_query) * hop.scores.scale,
         tiles.join_keys(grad_key),
         tiles.join_keys(grad_value),
         None if tiles.bias is None else tiles.bias.join(grad_bias),
