@@ -4,7 +4,7 @@ import abc
 import copy
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
     Inputs,
+    Keys,
     coordinates_of,
 )
 from jaxcomm.attention.strategies.walk import Walk
@@ -29,19 +30,6 @@ from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
 from jaxcomm.compat import gpus
-
-
-class Collection(NamedTuple):
-    """Keys and values of several ranks: (B, S, K, D), (B, S, K, V), and their tokens.
-
-    Attributes:
-      segments: the parts of the S tokens that a tile should not straddle.
-    """
-
-    key: Any
-    value: Any
-    tokens: Coordinates
-    segments: tuple[int, ...]
 
 
 class Gathered(Walk):
@@ -55,8 +43,12 @@ class Gathered(Walk):
         """Return the queries' runs, if the gathered keys are in their natural order."""
 
     @abc.abstractmethod
-    def collect(self, call: AttentionCall, inputs: Inputs) -> Collection:
-        """Return all keys that the queries of this rank may see."""
+    def collect(self, call: AttentionCall, inputs: Inputs) -> tuple[Keys, Any, tuple]:
+        """Return all keys that the queries of this rank may see.
+
+        Returns:
+          The keys; their positions; and the parts that a tile should not straddle.
+        """
 
     @abc.abstractmethod
     def scatter(self, call: AttentionCall, inputs: Inputs, grads) -> tuple[Any, Any]:
@@ -74,11 +66,11 @@ class Gathered(Walk):
         return _Collected(self, call, inputs.gathered(call))
 
     def _hop(self, call, inputs) -> Hop:
-        keys = self.collect(call, inputs)
+        keys, positions, segments = self.collect(call, inputs)
         layouts, bias = (inputs.query_layout, inputs.key_layout), inputs.bias
         bias = None if bias is None else self.columns(call, inputs, bias)
         queries = coordinates_of(layouts[0], call.rank(), 1, inputs.query_ids)
-        of_keys = keys.tokens
+        of_keys = Coordinates(positions, keys.segment_ids)
         runs = self.runs(call, inputs) if may_have_runs(call, inputs) else ()
         if runs and layouts[1].length != call.size * layouts[1].local_length:
             batch = inputs.query.shape[0]
@@ -92,7 +84,7 @@ class Gathered(Walk):
             keys=of_keys,
             runs=runs,
             scores=call.scores(inputs, bias),
-            segments=(layouts[0].segments, keys.segments),
+            segments=(layouts[0].segments, segments),
         )
         blocks = f"the strategy {self.name!r} masks by positions"
         if call.mask.is_everything:
@@ -199,8 +191,7 @@ class AllGather(Gathered):
         else:
             positions = coordinates_of(layout, 0, call.size).positions
             segments = layout.segments * call.size
-        key, value, ids = jax.tree.unflatten(tree, whole)
-        return Collection(key, value, Coordinates(positions, ids), segments)
+        return jax.tree.unflatten(tree, whole), positions, segments
 
     def scatter(self, call, inputs, grads):
         if self._is_natural(call, inputs):

@@ -9,11 +9,7 @@ import jax.numpy as jnp
 from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
-from jaxcomm.attention.strategies.all_gather import (
-    Collection,
-    Gathered,
-    may_have_runs,
-)
+from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
 from jaxcomm.attention.strategies.beside import Beside, Part
 from jaxcomm.attention.strategies.hops import (
     Slice,
@@ -118,7 +114,7 @@ class Halo(Gathered):
             cut = [_cut(inputs.keys, part.start, part.stop) for part in parts]
             arrived += ring_shift(cut, call.axis_name, shift=shift)
         arrived.append(inputs.keys)
-        key, value, ids = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived)
+        keys = jax.tree.map(lambda *xs: jnp.concatenate(xs, 1), *arrived)
         parts = self._parts(call, inputs)
         held = [
             layout.positions_of((rank - part.shift) % call.size)[part.start : part.stop]
@@ -126,9 +122,7 @@ class Halo(Gathered):
         ]
         positions = jnp.concatenate([jnp.asarray(x) for x in held])
         segments = tuple(part.stop - part.start for part in parts[:-1])
-        return Collection(
-            key, value, Coordinates(positions, ids), segments + layout.segments
-        )
+        return keys, positions, segments + layout.segments
 
     def scatter(self, call, inputs, grads):
         start, total = 0, _cut(grads, -inputs.key.shape[1], None)

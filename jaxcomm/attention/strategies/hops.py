@@ -37,13 +37,6 @@ class Slice(NamedTuple):
     stop: int
 
 
-class _Interval(NamedTuple):
-    """Positions from ``first`` to ``last``; none if ``last < first``."""
-
-    first: np.ndarray
-    last: np.ndarray
-
-
 @functools.lru_cache(maxsize=256)
 def seen_slices(queries: Layout, keys: Layout, mask: Mask) -> tuple[Slice, ...]:
     """Return the slices of the keys of other ranks that some rank sees, by shift.
@@ -63,9 +56,8 @@ def seen_slices(queries: Layout, keys: Layout, mask: Mask) -> tuple[Slice, ...]:
             source = (np.arange(size) - shift) % size
             low, high = [], []
             for rank, at in enumerate(source):
-                for interval in seen:
-                    first, last = interval.first[rank], interval.last[rank]
-                    last = min(last, mask.key_length - 1)
+                for firsts, lasts in seen:
+                    first, last = firsts[rank], min(lasts[rank], mask.key_length - 1)
                     if is_sorted:
                         a = int(np.searchsorted(part[at], first, "left"))
                         b = int(np.searchsorted(part[at], last, "right"))
@@ -81,8 +73,11 @@ def seen_slices(queries: Layout, keys: Layout, mask: Mask) -> tuple[Slice, ...]:
     return tuple(sorted(found))
 
 
-def _seen_by_rank(queries: Layout, mask: Mask) -> list[_Interval]:
-    """Return for each segment of the queries which key positions each rank sees."""
+def _seen_by_rank(queries: Layout, mask: Mask) -> list[tuple]:
+    """Return for each segment of the queries the first and last key each rank sees.
+
+    There is none where the last is below the first.
+    """
     found = []
     ends = np.cumsum((0, *queries.segments))
     held = [queries.positions_of(rank) for rank in range(queries.size)]
@@ -98,7 +93,7 @@ def _seen_by_rank(queries: Layout, mask: Mask) -> list[_Interval]:
         low = np.zeros_like(first) if mask.left is None else first - mask.left
         high = np.full_like(last, far) if mask.right is None else last + mask.right
         low, high = np.where(nothing, 0, low), np.where(nothing, -1, high)
-        found.append(_Interval(low, high))
+        found.append((low, high))
     return found
 
 
