@@ -28,6 +28,7 @@ struct Fake {
   decltype(&jaxcommFakeClearTrace) clear_trace = nullptr;
   decltype(&jaxcommFakeFail) fail = nullptr;
   decltype(&jaxcommFakeHang) hang = nullptr;
+  decltype(&jaxcommFakeAsyncError) async_error = nullptr;
   decltype(&jaxcommFakeConnect) connect = nullptr;
   decltype(&jaxcommFakeMayFail) may_fail = nullptr;
   decltype(&jaxcommFakeForgetFaults) forget_faults = nullptr;
@@ -70,6 +71,7 @@ inline Fake LoadFake() {
   Take(library, "jaxcommFakeClearTrace", &fake.clear_trace);
   Take(library, "jaxcommFakeFail", &fake.fail);
   Take(library, "jaxcommFakeHang", &fake.hang);
+  Take(library, "jaxcommFakeAsyncError", &fake.async_error);
   Take(library, "jaxcommFakeConnect", &fake.connect);
   Take(library, "jaxcommFakeMayFail", &fake.may_fail);
   Take(library, "jaxcommFakeForgetFaults", &fake.forget_faults);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <string>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
 #include "ffi/backends/nccl/failure/process_failure.h"
@@ -153,6 +154,45 @@ TEST_ALONE(those_that_share_resources_fail_together, EXIT_SUCCESS) {
 }
 TEST_ALONE(those_with_resources_of_their_own_fail_together, EXIT_SUCCESS) {
   FailTogether(/*share=*/false);
+}
+
+// The communicator of NCCL's that the last sum was given.
+int64_t LastSummed() {
+  const std::string trace = TheFake().trace();
+  const std::string name = "\"ncclAllReduce\", \"comm\": ";
+  return std::stoll(trace.substr(trace.rfind(name) + name.size()));
+}
+
+// NCCL tells no other rank of it: that one waits for rank 1 until its timeout.
+TEST_ALONE(an_error_of_a_rank_that_does_nothing_ends_the_wait_for_it, EXIT_SUCCESS) {
+  Communicators two(OnFailure::kPoison);
+  Psum waits(0), late(1);
+  const int64_t of_late = LastSummed();  // the creation ended with it
+  CHECK_OK(waits.Enqueue(*two.second));
+  CHECK_EQ(TheFake().async_error(of_late, nccl::kInternalError), 1);
+  CHECK_EQ(waits.on.Synchronize(), cuda::kSuccess);
+  CHECK_TRUE(std::isnan(waits.result[0]));
+  const Status refused = late.Enqueue(*two.second);
+  CHECK_FAILS(refused, "rank 0 of 2 (device 100): rank 1 of 2 (device 101): NCCL: ");
+  CHECK_FAILS(refused, "(An asynchronous error that a test asked for)");
+}
+
+// Nor does it matter to those who do not wait for that rank, or who are done.
+TEST_ALONE(an_error_of_a_rank_that_nobody_waits_for_ends_nothing, EXIT_SUCCESS) {
+  Options options;
+  options.size = 4;
+  options.groups = {{100, 101}, {102, 103}};
+  const auto communicator = Make(options);
+  CHECK_EQ(TheFake().async_error(LastSummed(), nccl::kInternalError), 1);
+  Psum waits(0), late(1);
+  CHECK_OK(waits.Enqueue(*communicator));
+  LetOthersRun();
+  CHECK_OK(late.Enqueue(*communicator));
+  for (Psum* sum : {&waits, &late}) {
+    CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
+    CHECK_EQ(sum->result[0], 2.0f);
+  }
+  CHECK_FAILS(Psum(3).Enqueue(*communicator), "internal error");
 }
 
 // Another communicator cannot be made of their mesh.

@@ -170,7 +170,7 @@ Status Comms::Connect() {
 }
 
 Status Comms::AsyncError(LocalRank& rank) {
-  if (rank.queue.given() == 0) return OkStatus();
+  if (!IsGroupGiven(ranks_, rank.facts.group)) return OkStatus();
   if (!rank.queue.launching.try_lock()) return OkStatus();
   const MutexLock lock(rank.queue.launching, std::adopt_lock);
   const nccl::Comm own = comm(rank.facts.place);

@@ -66,8 +66,9 @@ class Comms {
   // Waits for the ranks' own streams.
   Status WaitForStreams();
 
-  // Returns the error that NCCL reports in the background. It is not asked while the
-  // rank has nothing in flight, or a thread is launching.
+  // Returns the error that NCCL reports in the background, also of a rank that has
+  // nothing in flight: others may wait for it, and NCCL tells them nothing. It is not
+  // asked while the rank's group has nothing in flight, or a thread is launching.
   Status AsyncError(LocalRank& rank);
   // Aborts a rank's communicator, which waits for the device. The rank has none then.
   void Abort(LocalRank& rank);

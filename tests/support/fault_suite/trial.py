@@ -236,6 +236,8 @@ class Trial:
             StandIn().fail(call, _INTERNAL_ERROR)
         if case.around == "first_use" and self.process == 0 and not self.is_gpu:
             StandIn().connect(call)
+        told = case.fault == "async_error" and self.process == 0
+        sums = len(StandIn().trace("ncclAllReduce")) if told else 0
         begin = self._loop if case.fault == "killed_in_loop" else self._once
         thread = threading.Thread(target=begin)
         thread.start()
@@ -248,9 +250,10 @@ class Trial:
                 if self.is_gpu:
                     waiting.event(self.behind_is_enqueued)
             self.results.say("waiting")
-        if case.fault == "async_error" and self.process == 0:
-            stand_in = StandIn()
-            stand_in.async_error(stand_in.trace("ncclAllReduce")[-1])
+        if told:
+            # In flight is also what has not yet come to NCCL.
+            StandIn().until_called("ncclAllReduce", sums + 1)
+            StandIn().async_error(StandIn().trace("ncclAllReduce")[sums])
         thread.join()
         if behind is not None:
             behind.join()

@@ -34,12 +34,11 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
   for (Engine* engine : engines_) {
     Status error = engine->AsyncError(rank);
     if (error.success()) continue;
-    overdue = rank.queue.Poll(timeout);
-    overdue.found = true;
+    overdue = rank.queue.First();
     overdue.status = std::move(error);
   }
-  if (!overdue.found || DevicesAreStopped()) return {};
   const bool is_late = overdue.status.success();
+  if ((is_late && !overdue.found) || DevicesAreStopped()) return {};
   if (!is_late && world_.sees_peers()) {
     // NCCL may be the first to notice that a process has ended. It does not say which.
     if (error_seen_ == Clock::time_point()) error_seen_ = Clock::now();
@@ -47,7 +46,11 @@ FailureDetector::Finding FailureDetector::LookAt(LocalRank& rank) {
       return {What::kLookAgainSoon};
     }
   }
-  std::string text = Describe(overdue, spec_, rank.facts);
+  // Else what waits for the rank, which does nothing.
+  std::string text = overdue.found
+                         ? Describe(overdue, spec_, rank.facts)
+                         : StrCat(FirstOperation(ranks_, spec_, rank.facts.group),
+                                  rank.facts.ToString(), ": ");
   text += is_late ? DescribeLate(spec_) : overdue.status.message();
   return {What::kFailure,
           {Status(is_late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,

@@ -63,8 +63,16 @@ std::set<int64_t> Late(const LocalRanks& ranks) {
   return late;
 }
 
-std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec) {
+bool IsGroupGiven(const LocalRanks& ranks, int group) {
+  return std::any_of(ranks.begin(), ranks.end(), [group](const auto& rank) {
+    return rank->facts.group == group && rank->queue.given() > 0;
+  });
+}
+
+std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec,
+                           std::optional<int> group) {
   for (const auto& rank : ranks) {
+    if (rank->facts.group != group.value_or(rank->facts.group)) continue;
     const InFlight::Overdue first = rank->queue.First();
     if (first.found) return Describe(first, spec, rank->facts);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -63,8 +64,12 @@ bool WereCaptured(const LocalRanks& ranks);
 // The devices, by ordinal, that have not come to an operation that others of their
 // group are at.
 std::set<int64_t> Late(const LocalRanks& ranks);
-// Names the first operation that a device is at, as a message begins; "" if none.
-std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec);
+// Whether a device of the group was given something that is not done.
+bool IsGroupGiven(const LocalRanks& ranks, int group);
+// Names the first operation that a device is at, of a group or of any, as a message
+// begins; "" if none.
+std::string FirstOperation(const LocalRanks& ranks, const CommunicatorSpec& spec,
+                           std::optional<int> group = std::nullopt);
 
 // Acquires the launch locks of all ranks, without blocking while it holds one: NCCL
 // may need one rank to go on before another. Clang follows no set of locks.
