@@ -7,6 +7,7 @@ import pytest
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.pallas.kernel import Pallas
+from jaxcomm.attention.strategies import packing
 from jaxcomm.compat import gpus
 
 
@@ -32,5 +33,8 @@ def called(monkeypatch):
     monkeypatch.setattr(Pallas, "why_not", lambda self, hop: "there is no GPU")
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)
     monkeypatch.setattr(gpus, "are_of_mesh", lambda: True)
+    # As many pieces as a rank has tokens here: all pairs of them are compared.
+    for name, pieces in ("_FEW", 12), ("_MIDDLE", 16), ("_MANY", 24):
+        monkeypatch.setattr(packing, name, pieces)
     yield targets
     jax.clear_caches()

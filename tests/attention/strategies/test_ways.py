@@ -90,7 +90,7 @@ def test_what_nobody_sees_is_not_sent(make, sends):
 
 @pytest.mark.parametrize(
     ("strategy", "lengths", "many"),
-    [*((*each, 1024) for each in EACH), (*EACH[-1], 1)],
+    [*((*each, 24) for each in EACH), (*EACH[-1], 1)],
 )
 def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents; with padding, too."""
