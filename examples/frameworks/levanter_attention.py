@@ -3,7 +3,6 @@
 Call ``install(module, mesh)`` before a trace, and map ``position`` to a mesh axis.
 """
 
-import functools
 import math
 
 import haliax
@@ -39,12 +38,11 @@ def flash_attention(
     if ids is not None:  # those of the keys may be over the axis of the queries
         ends = q_pos, k_pos if k_pos in ids[1].axes else q_pos
         ids = [array(x, rows, (a,)) for x, a in zip(ids, ends, strict=True)]
-    found = (pspec_for_axis(x)[0] if x else None for x in (rows, (q_pos,), heads))
-    spec = jax.P(*found)
+    spec = jax.P(*(x and pspec_for_axis(x)[0] for x in (rows, (q_pos,), heads)))
     parts = (q, q_pos, all_heads), (k, k_pos, heads), (v, k_pos, heads)
-    dtype = dtype or q.dtype
     out = jaxcomm.dot_product_attention(
-        *(array(x.astype(dtype), rows, (at,), of, (size,)) for x, at, of in parts),
+        *(array(x.astype(dtype or q.dtype), rows, (at,), of, (size,))
+          for x, at, of in parts),
         None if bias is None else array(bias, rows, all_heads, (q_pos,), (k_pos,)),
         sinks=None if attn_sink is None else array(attn_sink, all_heads),
         sharding=jax.NamedSharding(mesh, spec) if mesh else spec,
@@ -59,4 +57,4 @@ def flash_attention(
 
 def install(module, mesh=None):
     """Put it into ``levanter.models.flash_attention``."""
-    module.flash_attention = functools.partial(flash_attention, mesh=mesh)
+    module.flash_attention = lambda *of, **how: flash_attention(*of, mesh=mesh, **how)
