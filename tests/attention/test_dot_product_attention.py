@@ -311,7 +311,6 @@ def test_a_batch_may_be_empty():
         # No cap shows what it hides.
         ("float32", -1e9, 2.0, "ring"),
         ("float16", jnp.finfo("float16").min, None, "ring"),
-        ("bfloat16", jnp.finfo("bfloat16").min, None, "ring"),
     ],
 )
 def test_a_low_bias_hides_keys_as_a_mask_does(dtype, low, cap, strategy):

@@ -122,11 +122,10 @@ def test_flash_pads_values_where_cudnn_cannot_serve(lowered, monkeypatch, gpu):
 def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule):
     monkeypatch.setattr(flash, "why_not_on", lambda found: None)
 
+    how = {"implementation": "flash", "mesh": _on_gpus(4), "schedule": schedule}
+
     def count(**more):
-        more |= {
-            "implementation": "flash", "mesh": _on_gpus(4), "schedule": schedule
-        }  # fmt: skip
-        program = lowered(shape=(1, 4096, 8, 64), **more)
+        program = lowered(shape=(1, 4096, 8, 64), **how, **more)
         # The keys of a rank are as many elements.
         return starts.of(program, 1024 * 2 * 64)
 
@@ -143,9 +142,10 @@ def test_a_causal_ring_of_four_starts_few_kernels(lowered, monkeypatch, schedule
     assert sum(both.values()) <= 30
 
 
-def _on_gpus(size, **others):
-    # JAX 0.12 lowers Pallas' kernels only for a GPU that it knows.
-    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+def _on_gpus(size, platform="gpu", **others):
+    """Return a mesh that need not be here; JAX 0.12 lowers Pallas for known GPUs."""
+    kind = "NVIDIA H100 80GB HBM3"
+    device = platform and jax.sharding.AbstractDevice(kind, None, platform)
     axes = others | {"context": size}
     auto = (jax.sharding.AxisType.Auto,) * len(axes)
     return jax.sharding.AbstractMesh(
@@ -226,13 +226,7 @@ def test_tiles_of_a_rare_branch_do_not_choose_how_arrays_lie(lowered, monkeypatc
 @pytest.mark.parametrize("options", [{"is_causal": False}, {"schedule": "striped"}])
 def test_small_rings_are_no_loop_on_a_mesh_of_gpus(lower, options, monkeypatch):
     def has_loop(platform, **more):
-        """On a mesh of devices that need not be here."""
-        device = platform and jax.sharding.AbstractDevice("a GPU", None, platform)
-        auto = (jax.sharding.AxisType.Auto,)
-        mesh = jax.sharding.AbstractMesh(
-            (4,), ("context",), auto, abstract_device=device
-        )
-        more |= {"implementation": "cudnn", "mesh": mesh, **options}
+        more |= {"mesh": _on_gpus(4, platform), **CUDNN, **options}
         return "stablehlo.while" in lower(**more)
 
     assert has_loop(None)

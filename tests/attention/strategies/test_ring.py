@@ -26,7 +26,6 @@ class Backwards(Schedule):
     ("tokens", "size", "schedule", "options"),
     [
         # 31 tokens divide by none of the sizes.
-        (31, 2, "contiguous", CAUSAL),
         (31, 3, "striped", CAUSAL),
         (31, 8, "zigzag", CAUSAL),
         # Ranks with padding only, and tiles whose only visible pair is on the diagonal.

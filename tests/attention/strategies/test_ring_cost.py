@@ -27,7 +27,7 @@ def gradient_of(ring):
     return jax.grad(loss, (0, 1, 2))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 def test_keys_and_values_travel_together_and_gradients_in_float32(size):
     """One key head travels for four query heads."""
     query, key, value, _ = inputs((1, 12 * size, 4, 8), (1, 12 * size, 1, 8))

@@ -242,7 +242,9 @@ def test_agreed_tokens_choose_nothing(lengths):
             assert np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)[2].all()
 
 
-@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize(
+    "has_table", [pytest.param(True, marks=pytest.mark.thorough), False]
+)
 def test_second_derivatives_know_the_documents_of_others(has_table):
     """They are XLA's, which takes documents by number."""
     arrays, _ = arrays_of()
