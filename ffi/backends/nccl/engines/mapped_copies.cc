@@ -58,8 +58,8 @@ ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(
                                         stream, cuda::kStreamNonBlocking,
                                         cuda::kHighestPriority));
     }
-    for (cuda::Event* event :
-         {&member.ready, &member.staged, &member.copied, &member.pulled}) {
+    for (cuda::Event* event : {&member.ready, &member.staged, &member.copied,
+                               &member.pulled, &member.last}) {
       RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.EventCreate, event,
                                         cuda::kEventDisableTiming));
     }
@@ -82,11 +82,8 @@ MappedCopies::~MappedCopies() {
   for (const auto& rank : parts_.ranks) {
     const Member& member = members_[rank->facts.place];
     CurrentContext current(parts_.library.cuda, rank->facts.context);
-    for (const auto& [stream, event] : member.last) {
-      parts_.library.cuda.EventDestroy(event);
-    }
     for (cuda::Event event :
-         {member.ready, member.staged, member.copied, member.pulled}) {
+         {member.ready, member.staged, member.copied, member.pulled, member.last}) {
       if (event != nullptr) parts_.library.cuda.EventDestroy(event);
     }
     for (cuda::Stream stream :
@@ -123,6 +120,7 @@ Status MappedCopies::Enqueue(const Call& call, const Recipe& recipe, LocalRank& 
 Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
                             const RankFacts& rank, cuda::Stream stream) {
   Member& member = members_[rank.place];
+  RETURN_IF_ERROR(FollowLast(member, stream));
   Streams streams{stream, stream, stream, stream};
   if (!plan.chunks.empty() && !plan.local.empty()) streams.local = member.local;
   if (plan.chunks.size() > 1) {
@@ -196,24 +194,20 @@ Status MappedCopies::LaunchChunks(const MappedPlan& plan, const Call& call,
   return Flush(member.operations, streams.even);
 }
 
+Status MappedCopies::FollowLast(const Member& member, cuda::Stream stream) {
+  if (member.last_stream == nullptr || member.last_stream == stream) return OkStatus();
+  return parts_.library.Try(parts_.library.cuda.StreamWaitEvent, stream, member.last,
+                            0u);
+}
+
 Status MappedCopies::RecordLast(Member& member, cuda::Stream stream) {
-  auto found = std::find_if(member.last.begin(), member.last.end(),
-                            [&](const auto& each) { return each.first == stream; });
-  if (found == member.last.end()) {
-    cuda::Event event = nullptr;
-    RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.EventCreate, &event,
-                                       cuda::kEventDisableTiming));
-    found = member.last.insert(found, {stream, event});
-  }
-  return parts_.library.Try(parts_.library.cuda.EventRecord, found->second, stream);
+  member.last_stream = stream;
+  return parts_.library.Try(parts_.library.cuda.EventRecord, member.last, stream);
 }
 
 bool MappedCopies::IsBusy(const RankFacts& rank) const {
   CurrentContext current(parts_.library.cuda, rank.context);
-  const auto& last = members_[rank.place].last;
-  return std::any_of(last.begin(), last.end(), [&](const auto& each) {
-    return parts_.library.cuda.EventQuery(each.second) == cuda::kNotReady;
-  });
+  return parts_.library.cuda.EventQuery(members_[rank.place].last) == cuda::kNotReady;
 }
 
 void MappedCopies::WaitForSlot(Member& member, cuda::Pointer own, size_t slot,
@@ -322,8 +316,9 @@ void MappedCopies::ReleaseAll() {
     bool is_done = true;
     for (const auto& rank : parts_.ranks) {
       if (!takes_part(rank->facts.place)) continue;
-      // Nobody launches any more: the communicator has failed.
-      if (IsBusy(rank->facts) && Release(rank->facts)) is_done = false;
+      // A thread may be about to give a stream what it launched before the failure.
+      const bool is_used = rank->queue.giving > 0 || IsBusy(rank->facts);
+      if (is_used && Release(rank->facts)) is_done = false;
     }
     return is_done;
   });

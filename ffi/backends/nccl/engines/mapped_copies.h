@@ -79,8 +79,9 @@ class MappedCopies final : public Engine {
     cuda::Stream pulling = nullptr;  // every second slot
     cuda::Event ready = nullptr, staged = nullptr, copied = nullptr, pulled = nullptr;
     Operations operations, of_staging, of_pulling;
-    // Streams that were given copies, and an event behind the last of each.
-    std::vector<std::pair<cuda::Stream, cuda::Event>> last;
+    // The stream that was given copies last, and an event behind them.
+    cuda::Stream last_stream = nullptr;
+    cuda::Event last = nullptr;
   };
 
   MappedCopies(NcclParts& parts, std::unique_ptr<PeerMemory> memory)
@@ -112,6 +113,9 @@ class MappedCopies final : public Engine {
   bool Release(const RankFacts& rank);
   // The same of all ranks here, until no stream has copies any more.
   void ReleaseAll();
+  // Has a call follow the rank's last one, whichever stream that is on. Words count by
+  // slot, so one of a later call would also say that an earlier one was staged.
+  Status FollowLast(const Member& member, cuda::Stream stream);
   Status RecordLast(Member& member, cuda::Stream stream);
   // Whether a stream has copies of the rank.
   bool IsBusy(const RankFacts& rank) const;
