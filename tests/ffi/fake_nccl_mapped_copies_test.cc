@@ -171,6 +171,8 @@ TEST_ALONE(nobody_stages_over_what_a_late_rank_reads, EXIT_SUCCESS) {
   Part taken(0, hop.get()), sent(2, hop.get());
   own.Enqueue(first, first);
   own.Enqueue(last, last);
+  // From here on the late one is all that can let them go on.
+  for (const Part* part : {&first, &last}) part->on.Synchronize();
   for (int i = 0; i < kSlots; ++i) {
     own.Enqueue(taken, first);
     own.Enqueue(sent, last);
