@@ -24,6 +24,7 @@ HEADERS = tuple(
     f"{FOLDER}/{name}"
     for name in (
         "kernels.h",
+        "exchange_device.h",
         "instructions.h",
         "one_shot_device.h",
         "ragged.h",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from typing import Literal
 
 import numpy as np
 
@@ -28,9 +29,9 @@ _CHOICES = {
     "symmetric": ((bool,), "True or False"),
     "name": ((str, type(None)), "a string or None"),
 }
-# What copies between processes take of the arena, and the ranks of a group that they
-# serve: MappedCopies and PeerMemory of the extension.
-_MAPPED_BYTES = 34 << 20
+# What copies between processes and kernels take of the arena, and the ranks of a group
+# that they serve: MappedCopies, OneShot and PeerMemory of the extension.
+_MAPPED_BYTES, _INBOX_BYTES = 34 << 20, 20 << 20
 _MOST_MAPPED_RANKS = 8
 _ON_FAILURE = None, "raise", "poison", "exit"
 
@@ -233,10 +234,15 @@ class CommPolicy:
         return not self.command_buffers if choice is None else choice
 
 
-def copies_rows(policy: CommPolicy, size: int, processes: int, hosts: int) -> bool:
-    """Return whether copy engines send rows of an ``all_to_all`` as they lie.
+RowMover = Literal["kernels", "copies"]
 
-    Where they do not, NCCL would have them packed. ``engine_choice.cc`` of the
+
+def row_mover(
+    policy: CommPolicy, size: int, processes: int, hosts: int
+) -> RowMover | None:
+    """Return what sends rows of an ``all_to_all`` as they lie.
+
+    ``None``: nothing does, and NCCL would have them packed. ``engine_choice.cc`` of the
     extension chooses alike.
 
     Args:
@@ -245,9 +251,12 @@ def copies_rows(policy: CommPolicy, size: int, processes: int, hosts: int) -> bo
       processes: that the mesh spans.
       hosts: that a group spans, at most.
     """
-    if not policy.uses_copy_engines:
-        return False
-    if processes == 1:
-        return size == 2
-    has_room = policy.arena_bytes >= _MAPPED_BYTES
-    return has_room and hosts == 1 and size <= _MOST_MAPPED_RANKS
+    if hosts > 1 or size > _MOST_MAPPED_RANKS:
+        return None
+    maps = policy.uses_copy_engines and processes > 1
+    room = policy.arena_bytes - (_MAPPED_BYTES if maps else 0)
+    if policy.uses_one_shot and size > 2 and room >= _INBOX_BYTES:
+        return "kernels"
+    if maps:
+        return "copies" if room >= 0 else None
+    return "copies" if policy.uses_copy_engines and size == 2 else None

@@ -12,7 +12,7 @@ import numpy as np
 from jaxcomm._built import ABSENCE
 from jaxcomm.communicator import text_table as table
 from jaxcomm.communicator.lane import DEFAULT_LANE, check_lane
-from jaxcomm.communicator.policy import CommPolicy, copies_rows
+from jaxcomm.communicator.policy import CommPolicy, row_mover
 from jaxcomm.machine import Machine
 from jaxcomm.planning import communicators as members
 from jaxcomm.planning import warnings
@@ -234,14 +234,14 @@ def plan(
         groups = devices.groups(over, index_groups)
         return members.backend_of(backend if asked is None else asked, machine, groups)
 
-    def has_rows_copied(over, index_groups):
+    def row_mover_of(over, index_groups):
         groups = devices.groups(over, index_groups)
         size, hosts = (
             max(getattr(each, of) for each in groups) for of in ("size", "hosts")
         )
-        return copies_rows(policy, size, devices.processes, hosts)
+        return row_mover(policy, size, devices.processes, hosts)
 
-    reader = Reader(axes, machine.platform, backend_of, has_rows_copied)
+    reader = Reader(axes, machine.platform, backend_of, row_mover_of)
     counted = {} if program is None else reader.read(program, args)
     rows = [_planned(call, times, devices, policy) for call, times in counted.items()]
     keys: dict[members.Key, bool] = _keys_of(rows)

@@ -17,6 +17,7 @@ import jax.extend.core
 
 from jaxcomm import compat
 from jaxcomm.communicator.lane import DEFAULT_LANE
+from jaxcomm.communicator.policy import RowMover
 from jaxcomm.communicator.replica_groups import canonical_axes
 from jaxcomm.planning.calls import TracedCall, bytes_of, sent_bytes, written
 from jaxcomm.planning.turns import Known, remember, turns
@@ -71,7 +72,7 @@ class Reader:
         sizes: dict[str, int],
         platform: str,
         backend_of: Callable[[tuple[str, ...], Any, str | None], str],
-        copies_rows: Callable[[tuple[str, ...], Any], bool],
+        row_mover: Callable[[tuple[str, ...], Any], RowMover | None],
     ):
         """Read for a mesh of these axes.
 
@@ -79,7 +80,7 @@ class Reader:
           sizes: of the axes.
           platform: of the devices, by which attention chooses a strategy.
           backend_of: what serves axes and index groups, given what the user chose.
-          copies_rows: of these, :func:`~jaxcomm.communicator.policy.copies_rows`.
+          row_mover: of these, :func:`~jaxcomm.communicator.policy.row_mover`.
         """
         self.notes: set[str] = set()
         self.beside: set[tuple[TracedCall, TracedCall]] = set()
@@ -87,7 +88,7 @@ class Reader:
         # The axes that the shard_map being read leaves to XLA.
         self._automatic: tuple[str, ...] = ()
         self._mesh = compat.abstract_mesh(sizes, platform)
-        self._backend_of, self._copies_rows = backend_of, copies_rows
+        self._backend_of, self._row_mover = backend_of, row_mover
 
     def read(self, function: Callable, args: tuple) -> Counted:
         """Trace a function and count its collectives.
@@ -219,8 +220,8 @@ class Reader:
             asked = "xla"  # As lowering does.
             self.notes.add(_LEFT_TO_XLA.format(axes=self._automatic))
         backend = self._backend_of(call.axes, call.index_groups, asked)
-        copies_rows = self._copies_rows(call.axes, call.index_groups)
-        served = Served(backend, self._platform, size, copies_rows)
+        mover = self._row_mover(call.axes, call.index_groups)
+        served = Served(backend, self._platform, size, mover)
         replacement = lowering.replacement_of(served, collective, avals, call, params)
         if replacement is not None:
             return self._of_replacement(replacement, call, backend, avals)

@@ -249,7 +249,7 @@ def _transport(collective, ctx, avals, call: Call, own) -> Communicator | InJax:
     if not comm.is_ours:
         return _with_lax(ctx, collective, call, own)
     platform = mesh.devices.flat[0].platform
-    served = Served(comm.backend, platform, size, comm.connection.copies_rows)
+    served = Served(comm.backend, platform, size, comm.connection.row_mover)
     found = replacement_of(served, collective, avals, call, own)
     if found is None:
         return comm

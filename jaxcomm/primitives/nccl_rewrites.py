@@ -29,6 +29,7 @@ _GATHERED_BYTES = 8 << 20
 _LEAST_ROW_BYTES = 512
 _LEAST_STRIDED_BYTES = 32 << 20
 _LEAST_BYTES_OF_COPY = 1 << 20
+_LEAST_BYTES_OF_KERNEL, _MOST_ARRAYS, _QUAD_BYTES = 128 << 10, 4, 16
 
 # The offsets and sizes of a rank that the host reads: DataDependent::kMostBytes.
 _READ_BYTES = 16 << 10
@@ -185,7 +186,11 @@ def _scatter(collective, avals, served, *, root, dimensions, tiled):
 
 
 def _all_to_all(collective, avals, served, *, split_axes, concat_axes):
-    """Transpose rows, unless copy engines move them: long ones of many bytes."""
+    """Transpose rows, unless they are moved as they lie.
+
+    Kernels move rows of whole quads of words. Copy engines move long rows of many
+    bytes.
+    """
     size = served.size
     # Of each leaf: its rows and messages for a rank, and the bytes of a row.
     leaves = []
@@ -195,15 +200,23 @@ def _all_to_all(collective, avals, served, *, split_axes, concat_axes):
         )
         rows, whole = outer * middle, aval.size * aval.dtype.itemsize // size
         leaves.append((rows, outer, whole // max(1, rows)))
-    is_strided = [n != 1 and row >= _LEAST_ROW_BYTES for n, _, row in leaves]
     sent = (size - 1) * sum(n * row for n, _, row in leaves)
-    messages = sum(
-        outer if strided else 1
-        for strided, (_, outer, _) in zip(is_strided, leaves, strict=True)
-    )
-    least = (2 * size - 1) * messages * _LEAST_BYTES_OF_COPY
-    if not served.copies_rows or sent < max(_LEAST_STRIDED_BYTES, least):
-        is_strided = [False] * len(leaves)
+    if served.row_mover == "kernels":
+        is_moved = (
+            len(leaves) <= _MOST_ARRAYS
+            and sent >= _LEAST_BYTES_OF_KERNEL
+            and all(row % _QUAD_BYTES == 0 for _, _, row in leaves)
+        )
+        is_strided = [is_moved and n != 1 for n, _, _ in leaves]
+    else:
+        is_strided = [n != 1 and row >= _LEAST_ROW_BYTES for n, _, row in leaves]
+        messages = sum(
+            outer if strided else 1
+            for strided, (_, outer, _) in zip(is_strided, leaves, strict=True)
+        )
+        least = (2 * size - 1) * messages * _LEAST_BYTES_OF_COPY
+        if served.row_mover is None or sent < max(_LEAST_STRIDED_BYTES, least):
+            is_strided = [False] * len(leaves)
     moved = [i for i, (n, _, _) in enumerate(leaves) if n != 1 and not is_strided[i]]
     if not moved and not any(is_strided):
         return None

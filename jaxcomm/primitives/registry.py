@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax.extend
 
+from jaxcomm.communicator.policy import RowMover
 from jaxcomm.primitives.call import Call
 
 PRIMITIVES: dict[str, jax.extend.core.Primitive] = {}
@@ -53,14 +54,14 @@ class Served:
       backend: its name.
       platform: of the devices.
       size: the number of ranks of the largest group.
-      copies_rows: whether copy engines send rows as they lie: see
-        :func:`~jaxcomm.communicator.policy.copies_rows`.
+      row_mover: what sends rows as they lie: see
+        :func:`~jaxcomm.communicator.policy.row_mover`.
     """
 
     backend: str
     platform: str | None
     size: int
-    copies_rows: bool = False
+    row_mover: RowMover | None = None
 
 
 # From the collective, its operands' types on one rank, what serves it, and its own

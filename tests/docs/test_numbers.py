@@ -57,6 +57,7 @@ SAID = {
         f"sends from {mib(MORE)} on",
         f"A communicator takes {mib(SLOTS * SLOT)} of each GPU's",
         f"A communicator takes {mib(communicators._INBOX)} of each GPU's",
+        f"send up to {mib(choice_of('kMostExchangedBytes'))} to each other rank",
         f"mapped, {mib(2 * WINDOW)} of each GPU's arena. This serves operands of up to "
         f"{mib(WINDOW)} a rank and results of up to "
         f"{mib(choice_of('kMostWindowsOfResult') * WINDOW)}",
@@ -72,8 +73,11 @@ SAID = {
     "limits": [
         f"{mib(communicators._INBOX)} of each GPU for kernels, and {mib(SLOTS * SLOT)} "
         "for copies between processes",
-        f"under {ROW} bytes, or if a rank sends less than {mib(COPIED)}, or less than "
-        f"{mib(COPY)} for each copy",
+        f"of no multiple of {nccl_rewrites._QUAD_BYTES} bytes, in more than "
+        f"{nccl_rewrites._MOST_ARRAYS} arrays, or if a rank sends less than "
+        f"{nccl_rewrites._LEAST_BYTES_OF_KERNEL >> 10} KiB",
+        f"rows of {ROW} bytes or more if a rank sends {mib(COPIED)}, and {mib(COPY)} "
+        "for each copy",
         f"up to {mib(nccl_rewrites._GATHERED_BYTES)} in a group",
         f"a bias below {scores.LEAST_BIAS:,}",
     ],
@@ -95,6 +99,9 @@ def test_what_python_repeats_of_the_extension_is_the_same():
     assert nccl_rewrites._LEAST_ROW_BYTES == ROW
     assert nccl_rewrites._LEAST_BYTES_OF_COPY == COPY
     assert nccl_rewrites._LEAST_STRIDED_BYTES == COPIED
+    assert choice_of("kMostLineBytes") == nccl_rewrites._LEAST_BYTES_OF_KERNEL
+    assert choice_of("kMostWorks") == nccl_rewrites._MOST_ARRAYS
+    assert policy._INBOX_BYTES >= communicators._INBOX
     assert communicators._MAPPED == SLOTS * SLOT
     ranks = constant(f"{NCCL}engines/peer_memory.h", "kMostRanks")
     assert ranks == policy._MOST_MAPPED_RANKS

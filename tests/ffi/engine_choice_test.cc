@@ -30,9 +30,9 @@ CallFacts Works(int works = 1) {
 
 // A node where every engine is there, and a policy that leaves all to jaxcomm.
 const EnginePolicy kAny{true, true};
-const EngineTopology kNode{true, false, true, 1000};
+const EngineTopology kNode{true, false, true, ~uint32_t{0}};
 // The same with a process for each GPU.
-const EngineTopology kProcesses{false, true, true, 1000};
+const EngineTopology kProcesses{false, true, true, ~uint32_t{0}};
 
 void Expect(EngineKind kind, const CallFacts& call, const EnginePolicy& policy = kAny,
             const EngineTopology& topology = kNode) {
@@ -101,6 +101,33 @@ TEST(many_ranks_of_a_process_copy_what_is_long) {
   Expect(kCopy, call);
 }
 
+TEST(kernels_exchange_what_is_not_long_and_rows_to_many) {
+  constexpr auto kOurs = EngineKind::kOneShot, kNccl = EngineKind::kNccl;
+  CallFacts call = Works();
+  call.size = 4;
+  call.is_staged = true;
+  call.bytes_exchanged = 3 * kMostExchangedBytes;
+  Expect(kOurs, call);
+  ++call.bytes_exchanged;
+  Expect(kNccl, call);
+  call.is_symmetric = true;
+  call.bytes_exchanged = 3 * kMostStagedBytes;
+  Expect(kOurs, call);
+  ++call.bytes_exchanged;
+  Expect(kNccl, call);
+  // Rows that NCCL would pack, also where copies could move them.
+  call = Moves(256 * kMiB, 12);
+  call.size = 4;
+  call.works = 3;
+  call.is_staged = call.exchanges_rows = call.is_packed_for_nccl = true;
+  call.bytes_exchanged = call.bytes_sent;
+  Expect(kOurs, call);
+  Expect(kOurs, call, kAny, kProcesses);
+  Expect(EngineKind::kMapped, call, {true, false}, kProcesses);
+  call.size = 2;
+  Expect(EngineKind::kCopy, call);
+}
+
 TEST(each_limit_counts) {
   constexpr auto kCopy = EngineKind::kCopy, kSum = EngineKind::kOneShot;
   constexpr auto kNccl = EngineKind::kNccl;
@@ -138,13 +165,13 @@ TEST(each_limit_counts) {
   ++call.bytes_sent;
   Expect(kCopy, call);
   // Numbers are not used again.
-  Expect(kSum, Works(), kAny, {true, false, true, 4});
-  Expect(kNccl, Works(), kAny, {true, false, true, 3});
+  Expect(kSum, Works(), kAny, {true, false, true, kFlagsOfCall});
+  Expect(kNccl, Works(), kAny, {true, false, true, kFlagsOfCall - 1});
 
   Expect(kNccl, Moves(), {false, true});
   Expect(kNccl, Works(), {true, false});
-  Expect(kNccl, Moves(), kAny, {false, false, true, 1000});
-  Expect(kNccl, Works(), kAny, {true, false, false, 1000});
+  Expect(kNccl, Moves(), kAny, {false, false, true, ~uint32_t{0}});
+  Expect(kNccl, Works(), kAny, {true, false, false, ~uint32_t{0}});
   for (CallFacts each : {Moves(), Works()}) {
     each.may_be_captured = true;
     Expect(kNccl, each);

@@ -189,11 +189,13 @@ TEST(what_a_communicator_holds_is_told_as_it_is_now) {
   CHECK_EQ(communicator->stats().device_bytes, before + 2 * 500);
 }
 
-std::vector<OneShotWork> SumOfOneInteger() {
+OneShotPlan SumOfOneInteger() {
   OneShotWork work;
   work.word = OneShotWord::kInt32;
   work.part = work.words = 1;
-  return {work};
+  OneShotPlan plan;
+  plan.works = {work};
+  return plan;
 }
 
 Status Launch(OneShot& one_shot, size_t rank, cuda::Stream stream, int32_t* operand,

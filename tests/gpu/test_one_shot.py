@@ -1,5 +1,7 @@
 """Small sums by this package's own kernels on two NVIDIA GPUs or more."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,40 @@ def test_what_only_moves_and_slices_of_sums_are_those_of_jax_lax(ring, gpus):
         before = counted()
         np.testing.assert_array_equal(every(jaxcomm)(x), every(jax.lax)(x))
         assert counted() == before + 4
+
+
+@pytest.mark.parametrize("tokens", [96, 2048])
+def test_exchanges_of_heads_in_a_row_are_those_of_jax_lax(ring, gpus, tokens):
+    """In one chunk and in several, with sums between: ranks may be one call apart."""
+    jaxcomm.init(ring, "i")
+    tokens = tokens if gpus else tokens // 16
+
+    def turns(module):
+        def there_and_back(xs, _):
+            heads = module.all_to_all(xs, "i", 2, 1, tiled=True)
+            sums = jax.tree.map(lambda x: module.psum(x[:, :1], "i"), heads)
+            heads = jax.tree.map(lambda x, y: x + y, heads, sums)
+            return list(module.all_to_all(heads, "i", 1, 2, tiled=True)), None
+
+        def local(x):
+            # Sums of these round nowhere.
+            xs = [x[:, :, : h * ring.size].astype("float32") for h in (4, 1, 1)]
+            return jnp.concatenate(jax.lax.scan(there_and_back, xs, None, 5)[0], 2)
+
+        return local
+
+    lax = lambda x, *arguments, **named: jax.tree.map(  # noqa: E731
+        lambda x: jax.lax.all_to_all(x, *arguments, **named), x
+    )
+    theirs = types.SimpleNamespace(all_to_all=lax, psum=jax.lax.psum)
+    shape = ring.size, tokens, 4 * ring.size, 64
+    x = np.random.default_rng(0).integers(-4, 5, shape).astype(np.int8)
+    before = counted()
+    np.testing.assert_array_equal(
+        outs(ring, turns(jaxcomm), x), outs(ring, turns(theirs), x)
+    )
+    # Two GPUs copy long rows.
+    assert counted() - before >= 5 * 3
 
 
 def test_thousands_in_a_row(ring, gpus):

@@ -57,6 +57,8 @@ _COPY = "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2"
 def copies(here):
     """Copies between processes, and within one, of odd lengths and of several slots."""
     mesh = here.mesh(2, 2, order=[0, 2, 1, 3])
+    # Kernels would do rows.
+    jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(one_shot=False))
 
     def counted(*shape, dtype=np.int32):
         return np.arange(np.prod(shape)).astype(dtype).reshape(shape)
@@ -152,9 +154,9 @@ def test_rows_that_leave_a_host_are_transposed(team):
 
 
 def who_moves_rows(here, mesh, policy):
-    """Whether rules of `all_to_all` trust copy engines with rows, and they do them."""
+    """What moves rows by the rules of `all_to_all`, and what does it."""
     (one,) = jaxcomm.init(mesh, "i", policy=jaxcomm.CommPolicy(**policy))
-    is_taken_for, one.connection.copies_rows = one.connection.copies_rows, True
+    expected, one.connection.row_mover = one.connection.row_mover, "copies"
     size, rows = mesh.size, 5120
 
     def exchange(x):
@@ -165,31 +167,35 @@ def who_moves_rows(here, mesh, policy):
     with unittest.mock.patch.object(nccl_rewrites, "_LEAST_STRIDED_BYTES", 0):
         found = here.run(mesh, exchange, x)
     here.identical(mesh, found, x.reshape(1, -1).repeat(size, 0))
-    is_copied = one.stats()["copied_calls"] == 1
+    stats = one.stats()
+    movers = {"copies": stats["copied_calls"], "kernels": stats["one_shot_calls"]}
     jaxcomm.finalize()
-    return is_taken_for, is_copied
+    return expected, next((mover for mover, calls in movers.items() if calls), None)
 
 
 _MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "policy", "copies"),
+    ("processes", "devices", "policy", "mover"),
     [
-        (1, 2, {}, True),
-        (1, 3, {}, False),
-        (2, 1, {"arena_bytes": 34 * _MIB}, True),
-        (2, 1, {"arena_bytes": 34 * _MIB - 1}, False),
-        (2, 2, {"copy_engines": False}, False),
-        (2, 4, {}, True),
-        (2, [5, 4], {}, False),
+        (1, 2, {}, "copies"),
+        (1, 3, {}, "kernels"),
+        (1, 3, {"one_shot": False}, None),
+        (2, 1, {"arena_bytes": 34 * _MIB}, "copies"),
+        (2, 1, {"arena_bytes": 34 * _MIB - 1, "one_shot": False}, None),
+        (2, 2, {"copy_engines": False}, "kernels"),
+        (2, 2, {"copy_engines": False, "one_shot": False}, None),
+        (2, 2, {"arena_bytes": 53 * _MIB}, "copies"),
+        (2, 4, {}, "kernels"),
+        (2, [5, 4], {}, None),
     ],
 )
-def test_copy_engines_move_rows_where_rules_of_exchanges_say_so(
-    team, processes, devices, policy, copies
+def test_what_moves_rows_is_what_rules_of_exchanges_say(
+    team, processes, devices, policy, mover
 ):
     found = team.call(who_moves_rows, (processes, devices), policy=policy)
-    assert found == [[copies, copies]] * processes + [None] * (2 - processes)
+    assert found == [[mover, mover]] * processes + [None] * (2 - processes)
 
 
 def many_communicators(here):

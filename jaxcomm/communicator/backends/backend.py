@@ -12,7 +12,7 @@ from jaxcomm._built import _ffi
 from jaxcomm.communicator import replica_groups
 from jaxcomm.communicator.lane import DEFAULT_LANE
 from jaxcomm.communicator.neighbors import Neighbors
-from jaxcomm.communicator.policy import CommPolicy
+from jaxcomm.communicator.policy import CommPolicy, RowMover
 from jaxcomm.communicator.replica_groups import DeviceGrid, Partition
 
 
@@ -88,14 +88,14 @@ class Connection:
       counted: what to add to :class:`~jaxcomm.communicator.table.Counters`.
       neighbors: the processes that share memory, if groups span several.
       world: NCCL's communicator of the whole mesh, which this one was split off.
-      copies_rows: see :func:`~jaxcomm.communicator.policy.copies_rows`.
+      row_mover: see :func:`~jaxcomm.communicator.policy.row_mover`.
     """
 
     transport: str
     counted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     neighbors: Neighbors | None = None
     world: "_ffi.NcclWorld | None" = None
-    copies_rows: bool = False
+    row_mover: RowMover | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ const HostKernel* FindHostKernel(const std::string& name) {
   static const HostKernel kernels[] = {
       Kernel<OneShotArguments, jaxcomm_lines>(kLinesKernel, true),
       Kernel<OneShotArguments, jaxcomm_staged>(kStagedKernel, true),
+      Kernel<ExchangeArguments, jaxcomm_exchange>(kExchangeKernel, true),
       Kernel<uint64_t, jaxcomm_stop>(kStopKernel),
       Kernel<PoisonArguments, jaxcomm_poison>(kPoisonKernel),
       Kernel<RaggedArguments, jaxcomm_ragged_give>(kRaggedGive),

@@ -21,6 +21,11 @@ constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
 // How long the end waits for work that streams have.
 constexpr double kGraceSeconds = 10;
 
+Status Misaligned() {
+  return Status(ErrorCode::kInternal,
+                "XLA gave a buffer whose address is no multiple of 16");
+}
+
 }  // namespace
 
 struct OneShot::Shared {
@@ -35,6 +40,7 @@ Status OneShot::LoadKernels(RankState& state) {
   ASSIGN_OR_RETURN(auto kernels, DeviceKernels::Load(library_, state.facts.context));
   ASSIGN_OR_RETURN(state.lines, kernels->Find(kLinesKernel));
   ASSIGN_OR_RETURN(state.staged, kernels->Find(kStagedKernel));
+  ASSIGN_OR_RETURN(state.exchange, kernels->Find(kExchangeKernel));
   RETURN_IF_ERROR(
       library_.Try(library_.cuda.EventCreate, &state.last, cuda::kEventDisableTiming));
   state.kernels = std::move(kernels);
@@ -171,8 +177,7 @@ Status OneShot::LaunchOne(const OneShotWork& work, const Call& call, RankState& 
                               (work.is_staged ? 0 : OneShotMemory::kLinesAt);
   }
   if (work.is_staged && (arguments.operand | arguments.result) % kQuadBytes != 0) {
-    return Status(ErrorCode::kInternal,
-                  "XLA gave a buffer whose address is no multiple of 16");
+    return Misaligned();
   }
   arguments.part = work.part;
   arguments.words = work.words;
@@ -185,32 +190,74 @@ Status OneShot::LaunchOne(const OneShotWork& work, const Call& call, RankState& 
   arguments.word = work.word;
   arguments.capacity =
       work.is_staged ? OneShotMemory::Staged(size) : OneShotMemory::Lines(size);
-  arguments.flag = ++state.flag;
-  void* parameters[] = {&arguments};
-  // The same on all ranks.
+  arguments.flag = state.flag + 1;
   const unsigned each = kThreads * (work.is_staged ? kQuadBytes / 4 : 1);
-  const unsigned blocks =
-      std::min<unsigned>(kMostBlocks, (work.part + each - 1) / each);
-  const unsigned threads = std::min<unsigned>(kThreads, (work.part + 31) / 32 * 32);
-  RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel,
-                               work.is_staged ? state.staged : state.lines, blocks, 1,
-                               1, threads, 1, 1, 0, stream, parameters, nullptr));
+  const Grid grid = {std::min<unsigned>(kMostBlocks, (work.part + each - 1) / each),
+                     std::min<unsigned>(kThreads, (work.part + 31) / 32 * 32)};
+  return Give(state, work.is_staged ? state.staged : state.lines, &arguments, grid,
+              /*flags=*/1, stream);
+}
+
+Status OneShot::LaunchExchange(const OneShotPlan& plan, const Call& call,
+                               RankState& state, cuda::Stream stream) {
+  ExchangeArguments arguments;
+  arguments.of = state.arguments;
+  for (int rank = 0; rank < state.facts.size; ++rank) {
+    arguments.of.inboxes[rank] = inboxes_->of(state.index, rank);
+  }
+  arguments.of.capacity = OneShotMemory::Staged(state.facts.size);
+  arguments.of.flag = state.flag + 1;
+  arguments.of.word = OneShotWord::kMoved;
+  arguments.of.target = arguments.of.source = OneShotArguments::kAll;
+  arguments.of.words = 0;
+  uint32_t most = 0;
+  for (const ExchangedArray& array : plan.exchanged) {
+    ExchangeArguments::Array& given = arguments.arrays[arguments.count++];
+    given.operand = reinterpret_cast<uint64_t>(call.operands[array.leaf]);
+    given.result = reinterpret_cast<uint64_t>(call.results[array.leaf]);
+    if ((given.operand | given.result) % kQuadBytes != 0) return Misaligned();
+    given.part = array.part;
+    given.from_stride = array.from_stride;
+    given.to_stride = array.to_stride;
+    given.from = array.from;
+    given.to = array.to;
+    given.chunk = array.chunk;
+    arguments.of.words += array.part;
+    arguments.of.from_stride = array.from_stride;
+    arguments.of.to_stride = array.to_stride;
+    most = std::max(most, array.chunk);
+  }
+  arguments.chunks = plan.chunks;
+  constexpr unsigned kEach = ExchangeArguments::kMostThreads * kQuadBytes / 4;
+  const Grid grid = {
+      std::min<unsigned>(ExchangeArguments::kMostBlocks, (most + kEach - 1) / kEach),
+      ExchangeArguments::kMostThreads};
+  return Give(state, state.exchange, &arguments, grid, plan.chunks, stream);
+}
+
+Status OneShot::Give(RankState& state, cuda::Function kernel, void* arguments,
+                     Grid grid, uint32_t flags, cuda::Stream stream) {
+  void* parameters[] = {arguments};
+  RETURN_IF_ERROR(library_.Try(library_.cuda.LaunchKernel, kernel, grid.blocks, 1, 1,
+                               grid.threads, 1, 1, 0, stream, parameters, nullptr));
+  state.launched = state.flag += flags;
   state.stream = stream;
-  state.launched = arguments.flag;
   state.is_recorded = false;
   return OkStatus();
 }
 
-ErrorOr<InFlight::Told> OneShot::Launch(const std::vector<OneShotWork>& works,
-                                        const Call& call, size_t member,
-                                        cuda::Stream stream) {
+ErrorOr<InFlight::Told> OneShot::Launch(const OneShotPlan& plan, const Call& call,
+                                        size_t member, cuda::Stream stream) {
   RankState& state = ranks_[member];
   if (state.stream != stream && state.stream != nullptr) {
     RETURN_IF_ERROR(WaitForLast(state, stream));
   }
   const uint32_t first = state.flag + 1;
-  for (const OneShotWork& work : works) {
+  for (const OneShotWork& work : plan.works) {
     RETURN_IF_ERROR(LaunchOne(work, call, state, stream));
+  }
+  if (!plan.exchanged.empty()) {
+    RETURN_IF_ERROR(LaunchExchange(plan, call, state, stream));
   }
   if (state.changes_streams) {
     state.is_recorded = library_.cuda.EventRecord(state.last, stream) == cuda::kSuccess;

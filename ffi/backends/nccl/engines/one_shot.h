@@ -50,8 +50,8 @@ class OneShot {
 
   // Gives `stream` the work of a call. Returns what tells how far it is. Requires that
   // one thread at a time calls it for each member.
-  ErrorOr<InFlight::Told> Launch(const std::vector<OneShotWork>& works,
-                                 const Call& call, size_t member, cuda::Stream stream);
+  ErrorOr<InFlight::Told> Launch(const OneShotPlan& plan, const Call& call,
+                                 size_t member, cuda::Stream stream);
 
   // Lets kernels leave that wait for other ranks, without a result, from now on. Those
   // behind them send all the same, over what a late rank may still read. So it requires
@@ -65,12 +65,16 @@ class OneShot {
  private:
   // The part of the host's memory that devices reach.
   struct Shared;
+  // The same on all ranks.
+  struct Grid {
+    unsigned blocks, threads;
+  };
 
   struct RankState {
     RankFacts facts;
     size_t index = 0;
     std::shared_ptr<const DeviceKernels> kernels;  // null: the rank cannot take part
-    cuda::Function lines = nullptr, staged = nullptr;
+    cuda::Function lines = nullptr, staged = nullptr, exchange = nullptr;
     OneShotProgress* progress = nullptr;
     // The stream that the last work was given to, and its flag: work keeps its order.
     cuda::Stream stream = nullptr;
@@ -90,6 +94,11 @@ class OneShot {
   Status LoadKernels(RankState& state);
   Status LaunchOne(const OneShotWork& work, const Call& call, RankState& state,
                    cuda::Stream stream);
+  Status LaunchExchange(const OneShotPlan& plan, const Call& call, RankState& state,
+                        cuda::Stream stream);
+  // Gives a kernel to `stream`, which uses so many flags from the next one on.
+  Status Give(RankState& state, cuda::Function kernel, void* arguments, Grid grid,
+              uint32_t flags, cuda::Stream stream);
   // Whether the last work may be yet to run.
   bool MayRun(const RankState& state) const;
   // Has `stream` wait for it.

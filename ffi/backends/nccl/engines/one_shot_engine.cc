@@ -7,7 +7,7 @@ Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank&
   InFlight::Told told;
   const auto launch = [&]() -> Status {
     ASSIGN_OR_RETURN(told,
-                     kernels_->Launch(recipe.works, call, rank.facts.place, stream));
+                     kernels_->Launch(recipe.kernels, call, rank.facts.place, stream));
     return OkStatus();
   };
   // What poisons results comes behind the kernel, which says nothing of it.

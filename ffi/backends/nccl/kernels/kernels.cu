@@ -8,6 +8,7 @@
 #ifdef __CUDACC__
 #include "ffi/backends/nccl/kernels/instructions.h"
 #endif
+#include "ffi/backends/nccl/kernels/exchange_device.h"
 #include "ffi/backends/nccl/kernels/one_shot_device.h"
 #include "ffi/backends/nccl/kernels/ragged_device.h"
 
@@ -38,13 +39,23 @@ __device__ void Fill(uint64_t address, uint64_t bytes) {
 extern "C" __global__ void __launch_bounds__(OneShotArguments::kMostThreads, 4)
     jaxcomm_lines(const __grid_constant__ OneShotArguments arguments) {
   DoLines(arguments);
-  TellEnded(arguments);
+  TellEnded(arguments, arguments.flag);
 }
 
 extern "C" __global__ void __launch_bounds__(OneShotArguments::kMostThreads, 4)
     jaxcomm_staged(const __grid_constant__ OneShotArguments arguments) {
   DoStaged(arguments);
-  TellEnded(arguments);
+  TellEnded(arguments, arguments.flag);
+}
+
+extern "C" __global__ void __launch_bounds__(ExchangeArguments::kMostThreads, 2)
+    jaxcomm_exchange(const __grid_constant__ ExchangeArguments arguments) {
+  if (arguments.of.ranks <= 4) {
+    DoExchange<4>(arguments);
+  } else {
+    DoExchange<kMostRanks>(arguments);
+  }
+  TellEnded(arguments.of, arguments.of.flag + arguments.chunks - 1);
 }
 
 extern "C" __global__ void jaxcomm_stop(uint64_t address) {

@@ -39,7 +39,8 @@ enum class OneShotWord : uint32_t { kInt32, kFloat32, kFloat16, kBfloat16, kMove
 //            half as many bytes travel, but each step takes a fence. Requires as many
 //            blocks and threads on all ranks, and that addresses are multiples of 16,
 //            and numbers of words of 4. A sum is made in two steps: each rank
-//            adds one part, and sends the sum to all.
+//            adds one part, and sends the sum to all. Gathers and exchanges of any
+//            size have a kernel of their own: see ExchangeArguments.
 //
 // All threads must be able to run at the same time, on every rank.
 struct OneShotArguments {
@@ -98,6 +99,38 @@ struct OneShotMemory {
 #endif
 };
 
+// Gathers and exchanges that are staged (kExchangeKernel), of any size: each array in
+// chunks that a box can take.
+//
+// A chunk has a flag of its own, so one launch has several, and an odd number of them:
+// the next work then uses the other half. The first chunk is staged in the half of its
+// flag, those behind it in the two halves of the second step and in that one, by turns.
+// A rank that has got a chunk of another knows that this one has taken the last but
+// one, so it stages the next, and then takes the one that it got.
+struct ExchangeArguments {
+  static constexpr int kMostArrays = 4;
+  static constexpr int kMostThreads = 512;  // of a block
+  static constexpr int kMostBlocks = 32;
+
+  // Word i of a part lies in row i / words. `pitch`: words from a row to the next.
+  struct Rows {
+    uint32_t words = 1, pitch = 1;
+  };
+  struct Array {
+    uint64_t operand = 0, result = 0;
+    // As of OneShotArguments. All parts are alike.
+    uint32_t part = 0, from_stride = 0, to_stride = 0;
+    Rows from, to;       // of whole quads, if there are gaps between them
+    uint32_t chunk = 0;  // words of a chunk: whole quads
+  };
+
+  OneShotArguments of;  // but for what an array has itself
+  Array arrays[kMostArrays];
+  uint32_t count = 0;   // of arrays; each has a chunk at least
+  uint32_t chunks = 0;  // of all arrays, or one more
+};
+static_assert(offsetof(ExchangeArguments, arrays) == sizeof(OneShotArguments));
+
 // kPoisonKernel overwrites results with bytes of 0xff if a word of host memory is not
 // 0: NaN for floats, -1 for integers. Launched with one block, behind an operation that
 // may have been aborted.
@@ -121,6 +154,7 @@ static_assert(sizeof(PoisonArguments) == 528);
 #ifndef __CUDACC__
 inline constexpr const char* kLinesKernel = "jaxcomm_lines";
 inline constexpr const char* kStagedKernel = "jaxcomm_staged";
+inline constexpr const char* kExchangeKernel = "jaxcomm_exchange";
 
 // Makes the device fault, and with it the CUDA context. Its only argument is a
 // uint64_t: the address of 8 bytes of device memory, aligned to 4 bytes. One thread is

@@ -54,12 +54,12 @@ __device__ void TellBegun(const OneShotArguments& arguments) {
     StoreRelaxed(&progress->began, arguments.flag);
   }
 }
-__device__ void TellEnded(const OneShotArguments& arguments) {
+__device__ void TellEnded(const OneShotArguments& arguments, uint32_t flag) {
   auto* const progress = reinterpret_cast<OneShotProgress*>(arguments.progress);
   __syncthreads();  // the last of the block tells
   for (uint32_t i = blockIdx.x + threadIdx.x * gridDim.x; i < OneShotProgress::kEnds;
        i += blockDim.x * gridDim.x) {
-    StoreRelaxed(&progress->ended[i], arguments.flag);
+    StoreRelaxed(&progress->ended[i], flag);
   }
 }
 
@@ -202,20 +202,23 @@ __device__ uint32_t SignatureOf(const OneShotArguments& arguments) {
          uint32_t{arguments.to_stride != 0};
 }
 
-// Tells the block of the same number on all ranks what this one has staged, and waits
-// until they have told this one. Returns false if it is to stop. A rank that calls
-// something else is waited for in vain.
-__device__ bool Meet(const OneShotArguments& arguments, uint32_t step) {
+// Tells the block of the same number on all ranks what this one has staged.
+__device__ void Tell(const OneShotArguments& arguments, uint32_t step, uint32_t flag) {
   const uint32_t own = arguments.rank;
-  const uint64_t told = Line(SignatureOf(arguments), arguments.flag);
+  const uint64_t told = Line(SignatureOf(arguments), flag);
   __syncthreads();
   for (uint32_t rank = threadIdx.x; rank < arguments.ranks; rank += blockDim.x) {
     if (rank == own) continue;
     FenceSystem();
     StoreRelaxed(FlagAt(arguments, step, own, rank), told);
   }
-  // Not before: the fence would wait for it, too.
-  if (step == 0) TellBegun(arguments);
+}
+
+// Waits until those blocks have told this one. Returns false if it is to stop. A rank
+// that calls something else is waited for in vain.
+__device__ bool Await(const OneShotArguments& arguments, uint32_t step, uint32_t flag) {
+  const uint32_t own = arguments.rank;
+  const uint64_t told = Line(SignatureOf(arguments), flag);
   bool is_stopped = false;
   for (uint32_t rank = threadIdx.x; rank < arguments.ranks; rank += blockDim.x) {
     if (rank == own) continue;
@@ -224,11 +227,18 @@ __device__ bool Meet(const OneShotArguments& arguments, uint32_t step) {
       const uint64_t found = LoadAcquire(line);
       // Or at its next work. One that is further has gone on without this rank, and may
       // have staged over what it told.
-      if (found == told || FlagOf(found) == arguments.flag + 1) break;
+      if (found == told || FlagOf(found) == flag + 1) break;
       is_stopped = IsStopped(arguments, turns);
     }
   }
   return !__syncthreads_or(is_stopped);
+}
+
+__device__ bool Meet(const OneShotArguments& arguments, uint32_t step) {
+  Tell(arguments, step, arguments.flag);
+  // Not before: the fence would wait for it, too.
+  if (step == 0) TellBegun(arguments);
+  return Await(arguments, step, arguments.flag);
 }
 
 __device__ void StageParts(const OneShotArguments& arguments) {
@@ -247,10 +257,6 @@ __device__ void StageParts(const OneShotArguments& arguments) {
       if (distance >= arguments.ranks) continue;
       Store(BoxOf(arguments, 0, own, RankAfter(arguments, distance)), at,
             quads[distance]);
-    }
-    if (arguments.word == OneShotWord::kMoved) {
-      Store(arguments.result, own * arguments.to_stride + at,
-            Load(arguments.operand, own * arguments.from_stride + at));
     }
   }
 }
@@ -283,20 +289,19 @@ __device__ void AddParts(const OneShotArguments& arguments) {
   }
 }
 
-// Puts what the other ranks have staged in a step into the result. A sum is divided as
-// its operand was.
-__device__ void TakeParts(const OneShotArguments& arguments, uint32_t step) {
+// Puts the sums of the other ranks into the result. It is divided as the operand was.
+__device__ void TakeSums(const OneShotArguments& arguments) {
   const uint32_t own = arguments.rank;
   JAXCOMM_ROLLED
   for (uint32_t at = FirstWord(); at < arguments.part; at += WordsOfGrid()) {
     Quad quads[kMostRanks] = {};
     for (uint32_t rank = 0; rank < kMostRanks; ++rank) {
       if (rank >= arguments.ranks || rank == own) continue;
-      quads[rank] = Load(BoxOf(arguments, step, rank, own), at);
+      quads[rank] = Load(BoxOf(arguments, 1, rank, own), at);
     }
     for (uint32_t rank = 0; rank < kMostRanks; ++rank) {
       if (rank >= arguments.ranks || rank == own) continue;
-      if (arguments.is_shared != 0 && at >= WordsFor(arguments, rank)) continue;
+      if (at >= WordsFor(arguments, rank)) continue;
       Store(arguments.result, rank * arguments.to_stride + at, quads[rank]);
     }
   }
@@ -328,16 +333,10 @@ __device__ void DoStaged(const OneShotArguments& arguments) {
   }
   StageParts(arguments);
   if (!Meet(arguments, 0)) return;
-  uint32_t last = 0;
-  if (arguments.word != OneShotWord::kMoved) {
-    AddParts(arguments);
-    if (arguments.is_shared == 0 || !Meet(arguments, 1)) return;
-    last = 1;
-  }
-  TakeParts(arguments, last);
+  AddParts(arguments);
+  if (arguments.is_shared == 0 || !Meet(arguments, 1)) return;
+  TakeSums(arguments);
 }
-
-#undef JAXCOMM_ROLLED
 
 }  // namespace
 }  // namespace jaxcomm

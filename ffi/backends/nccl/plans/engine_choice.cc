@@ -5,6 +5,11 @@
 namespace jaxcomm {
 namespace {
 
+// Rows that NCCL would have packed. Two ranks copy them.
+bool IsRowsToMany(const CallFacts& call) {
+  return call.exchanges_rows && call.size > 2;
+}
+
 bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
               const EngineTopology& topology) {
   // Four ranks of a process waited for each other on the host for longer than NCCL
@@ -34,8 +39,12 @@ bool IsMapped(const CallFacts& call, const EnginePolicy& policy,
 
 bool IsOneShot(const CallFacts& call, const EnginePolicy& policy,
                const EngineTopology& topology) {
+  // NCCL has kernels of its own for symmetric memory.
+  const int64_t most = call.is_symmetric ? kMostStagedBytes : kMostExchangedBytes;
+  const bool is_small =
+      IsRowsToMany(call) || call.bytes_exchanged <= most * (call.size - 1);
   return policy.one_shot && topology.has_kernels && call.works > 0 &&
-         call.works <= kMostWorks && topology.works_left >= kMostWorks &&
+         call.works <= kMostWorks && topology.works_left >= kFlagsOfCall && is_small &&
          // Blocks that wait would keep their places from the work beside them.
          !(call.is_start && call.is_staged);
 }
@@ -47,9 +56,11 @@ EngineKind Choose(const CallFacts& call, const EnginePolicy& policy,
   // Ranks agree on copies, and work gets its numbers, when a call is launched: not when
   // a CUDA graph is, which recorded it.
   if (call.size < 2 || call.may_be_captured) return EngineKind::kNccl;
+  const bool is_one_shot = IsOneShot(call, policy, topology);
+  if (IsRowsToMany(call) && is_one_shot) return EngineKind::kOneShot;
   if (call.copies_serve && IsCopied(call, policy, topology)) return EngineKind::kCopy;
   if (call.copies_serve && IsMapped(call, policy, topology)) return EngineKind::kMapped;
-  return IsOneShot(call, policy, topology) ? EngineKind::kOneShot : EngineKind::kNccl;
+  return is_one_shot ? EngineKind::kOneShot : EngineKind::kNccl;
 }
 
 }  // namespace jaxcomm

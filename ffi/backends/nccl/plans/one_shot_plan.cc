@@ -79,7 +79,7 @@ std::optional<OneShotWork> SumOf(const Step& step, int size) {
   return work;
 }
 
-// What each rank gets in one step.
+// What each rank gets in one step, by lines or added.
 std::optional<OneShotWork> PartsOf(const Step& step, int size) {
   OneShotWork work;
   work.leaf = step.leaf;
@@ -104,9 +104,9 @@ std::optional<OneShotWork> PartsOf(const Step& step, int size) {
   }
   if (step.kind != Kind::kReduceScatter) work.to_stride = work.part;
   work.is_staged = part * kWordBytes * (size - 1) > kMostLineBytes;
-  if (work.is_staged && !CanBeStaged(work, OneShotMemory::Staged(size))) {
-    return std::nullopt;
-  }
+  if (!work.is_staged) return work;
+  const bool is_sum = step.kind == Kind::kReduceScatter;
+  if (!is_sum || !CanBeStaged(work, OneShotMemory::Staged(size))) return std::nullopt;
   return work;
 }
 
@@ -160,14 +160,11 @@ std::optional<OneShotWork> HopOf(const Step& one, const Step& other) {
   return work;
 }
 
-}  // namespace
-
-std::vector<OneShotWork> MakeOneShotPlan(const Plan& plan, const Steps& steps) {
+std::vector<OneShotWork> WorksOf(const Plan& plan, const Steps& steps) {
   std::vector<OneShotWork> works;
   const bool is_hop = IsHop(plan);
   const size_t each = is_hop ? 2 : 1;
-  if (plan.size > OneShotArguments::kMostRanks || plan.size < 2 ||
-      !steps.local.empty() || !steps.behind.empty() ||
+  if (!steps.local.empty() || !steps.behind.empty() ||
       steps.grouped.size() % each != 0) {
     return works;
   }
@@ -183,6 +180,100 @@ std::vector<OneShotWork> MakeOneShotPlan(const Plan& plan, const Steps& steps) {
     works.push_back(*work);
   }
   return works;
+}
+
+// The words of `bytes`, if they are whole quads and can be counted.
+std::optional<uint32_t> Quads(int64_t bytes) {
+  constexpr int64_t kQuadBytes = kQuad * kWordBytes;
+  if (bytes % kQuadBytes != 0 || bytes / kWordBytes > kMostExchangedWords) {
+    return std::nullopt;
+  }
+  return static_cast<uint32_t>(bytes / kWordBytes);
+}
+
+// A leaf of an all_gather or all_to_all. Of the two ways in which a buffer can hold
+// what is of one rank, one has rows of `middle` times as many elements.
+std::optional<ExchangedArray> ExchangedOf(const CallSite& site, const Plan& plan,
+                                          int leaf) {
+  const Plan::Division& division = plan.leaves[leaf];
+  const bool is_gather = plan.kind == Plan::Kind::kAllGather;
+  const auto bytes = static_cast<int64_t>(site.results()[leaf].element_bytes);
+  const auto inner = Quads(division.inner * bytes);
+  const auto long_row = Quads(division.inner * division.middle * bytes);
+  const auto part = Quads(division.outer * division.middle * division.inner * bytes);
+  const auto whole = Quads(site.results()[leaf].bytes());
+  if (!inner || !long_row || !part || !whole || *part == 0) return std::nullopt;
+  const auto size = static_cast<uint32_t>(plan.size);
+  // Words from the part of a rank to the next are those of a row.
+  const ExchangeArguments::Rows of_short = {*inner, *inner * size};
+  const ExchangeArguments::Rows of_long = {*long_row, *long_row * size};
+  ExchangedArray array;
+  array.leaf = leaf;
+  array.part = *part;
+  array.from = division.split_first ? of_long : of_short;
+  array.to = is_gather || !division.split_first ? of_long : of_short;
+  if (is_gather) {
+    array.from = {*part, *part};
+  } else {
+    array.from_stride = array.from.words;
+  }
+  array.to_stride = array.to.words;
+  for (ExchangeArguments::Rows* rows : {&array.from, &array.to}) {
+    if (rows->words == array.part) rows->pitch = rows->words;
+  }
+  return array;
+}
+
+// Divides what is staged into chunks that boxes of `capacity` words take.
+void Divide(uint32_t capacity, OneShotPlan* plan) {
+  for (ExchangedArray& array : plan->exchanged) {
+    const uint32_t chunks = (array.part + capacity - 1) / capacity;
+    array.chunk = (array.part + chunks * kQuad - 1) / (chunks * kQuad) * kQuad;
+    plan->chunks += (array.part + array.chunk - 1) / array.chunk;
+  }
+  plan->chunks |= 1;
+}
+
+}  // namespace
+
+bool OneShotPlan::is_staged() const {
+  return !exchanged.empty() ||
+         std::any_of(works.begin(), works.end(),
+                     [](const OneShotWork& work) { return work.is_staged; });
+}
+
+int64_t OneShotPlan::exchanged_bytes(int size) const {
+  int64_t bytes = 0;
+  for (const ExchangedArray& array : exchanged) {
+    bytes += int64_t{array.part} * kWordBytes * (size - 1);
+  }
+  return bytes;
+}
+
+bool OneShotPlan::has_gaps() const {
+  return std::any_of(exchanged.begin(), exchanged.end(), [](const auto& array) {
+    return array.from.words != array.from.pitch || array.to.words != array.to.pitch;
+  });
+}
+
+OneShotPlan MakeOneShotPlan(const CallSite& site, const Plan& plan,
+                            const Steps& steps) {
+  OneShotPlan made;
+  if (plan.size > OneShotArguments::kMostRanks || plan.size < 2) return made;
+  made.works = WorksOf(plan, steps);
+  const bool is_exchange =
+      plan.kind == Plan::Kind::kAllGather || plan.kind == Plan::Kind::kAllToAll;
+  if (!made.works.empty() || !is_exchange ||
+      plan.leaves.size() > ExchangeArguments::kMostArrays) {
+    return made;
+  }
+  for (int leaf = 0; leaf < static_cast<int>(plan.leaves.size()); ++leaf) {
+    const auto array = ExchangedOf(site, plan, leaf);
+    if (!array.has_value()) return {};
+    made.exchanged.push_back(*array);
+  }
+  Divide(OneShotMemory::Staged(plan.size), &made);
+  return made;
 }
 
 }  // namespace jaxcomm

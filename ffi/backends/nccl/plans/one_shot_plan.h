@@ -7,6 +7,7 @@
 
 #include "ffi/backends/nccl/kernels/kernels.h"
 #include "ffi/backends/nccl/plans/steps.h"
+#include "ffi/core/call_site.h"
 #include "ffi/core/plan.h"
 
 namespace jaxcomm {
@@ -24,11 +25,34 @@ struct OneShotWork {
   float factor = 1;
 };
 
-// Makes the work of a rank, one for each leaf, from its steps. All ranks have as much,
-// of the same sizes. There is none if the kernels cannot do all steps: a step is no
+// An array of the one launch that stages a gather or an exchange. The numbers are those
+// of ExchangeArguments.
+struct ExchangedArray {
+  int leaf = 0;
+  uint32_t part = 0, from_stride = 0, to_stride = 0;
+  ExchangeArguments::Rows from, to;
+  uint32_t chunk = 0;
+};
+
+struct OneShotPlan {
+  // Launches, one for each leaf.
+  std::vector<OneShotWork> works;
+  // Or the arrays of one launch.
+  std::vector<ExchangedArray> exchanged;
+  uint32_t chunks = 0;
+
+  int arrays() const { return static_cast<int>(works.size() + exchanged.size()); }
+  bool is_staged() const;
+  // The bytes that a rank sends of `exchanged`, and whether rows of it are apart.
+  int64_t exchanged_bytes(int size) const;
+  bool has_gaps() const;
+};
+
+// Makes the part of a rank in a call from its plan and its steps. All ranks have as
+// much, of the same sizes. There is none if the kernels cannot do it all: a step is no
 // sum, gather, exchange or hop, not of whole words, of a type that they do not add, or
 // too large. A hop has all ranks send and receive, so that each waits for every other.
-std::vector<OneShotWork> MakeOneShotPlan(const Plan& plan, const Steps& steps);
+OneShotPlan MakeOneShotPlan(const CallSite& site, const Plan& plan, const Steps& steps);
 
 }  // namespace jaxcomm
 

@@ -20,8 +20,10 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) 
     facts.bytes_sent = recipe.copies->bytes_sent;
     facts.copies = recipe.copies->copies;
   }
-  facts.works = static_cast<int>(recipe.works.size());
-  for (const OneShotWork& work : recipe.works) facts.is_staged |= work.is_staged;
+  facts.works = recipe.kernels.arrays();
+  facts.is_staged = recipe.kernels.is_staged();
+  facts.bytes_exchanged = recipe.kernels.exchanged_bytes(plan.size);
+  facts.exchanges_rows = recipe.kernels.has_gaps();
   return facts;
 }
 
@@ -46,7 +48,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
   Recipe made;
   ASSIGN_OR_RETURN(made.steps,
                    MakeSteps(site, plan, rank.rank, NativesOf(library_.nccl)));
-  made.works = MakeOneShotPlan(plan, made.steps);
+  made.kernels = MakeOneShotPlan(site, plan, made.steps);
   // Most calls are too small for copies, and their copies are never counted.
   const bool may_copy = copies.of_process || copies.slot_bytes > 0;
   if (may_copy && site.operand_bytes() * (rank.size - 1) >= kLeastBytesOfMore) {

@@ -23,9 +23,9 @@
 namespace jaxcomm {
 
 struct Recipe {
-  Steps steps;                     // of the rank
-  std::vector<OneShotWork> works;  // the same for our kernels; none where they cannot
-  CallFacts facts;                 // but for those of one call
+  Steps steps;          // of the rank
+  OneShotPlan kernels;  // the same for ours; empty where they cannot
+  CallFacts facts;      // but for those of one call
   // The copies of all ranks; null if there are too few bytes for them, or nobody asked.
   std::shared_ptr<const PeerPlan> copies;
   // The rank's part of them between processes; null where nobody asked.

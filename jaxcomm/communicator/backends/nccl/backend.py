@@ -22,7 +22,7 @@ from jaxcomm.communicator.backends.nccl import (
     library,
     registration,
 )
-from jaxcomm.communicator.policy import copies_rows
+from jaxcomm.communicator.policy import RowMover, row_mover
 from jaxcomm.communicator.replica_groups import Partition
 from jaxcomm.errors import CommunicatorError
 
@@ -58,7 +58,7 @@ class NcclBackend(Backend):
             _check_recording(spec)
             connection.world, is_new, hosts = communicators.create(spec)
             connection.counted = {"created": int(is_new), "split": 1}
-            connection.copies_rows = _copies_rows(spec, hosts)
+            connection.row_mover = _row_mover(spec, hosts)
             self._register_pools(spec, connection)
         return connection
 
@@ -147,11 +147,17 @@ class NcclBackend(Backend):
         return f"{name}.capturable" if is_recorded else name
 
 
-def _copies_rows(spec: CommunicatorSpec, hosts: int) -> bool:
+def _row_mover(spec: CommunicatorSpec, hosts: int) -> RowMover | None:
     """Say what all processes of the mesh know alike, for they lower one program."""
     policy, processes = communicators.policy_of(spec), len(spec.processes)
-    is_wanted = copies_rows(policy, spec.size, processes, hosts)
-    return is_wanted and (processes > 1 or _ffi.stats(spec.key)["copies"] == "yes")
+    if processes == 1:
+        stats = _ffi.stats(spec.key)
+        policy = dataclasses.replace(
+            policy,
+            one_shot=policy.uses_one_shot and stats["one_shot"] == "yes",
+            copy_engines=policy.uses_copy_engines and stats["copies"] == "yes",
+        )
+    return row_mover(policy, spec.size, processes, hosts)
 
 
 def _check_recording(spec: CommunicatorSpec) -> None:
