@@ -109,10 +109,16 @@ TEST_ALONE(ranks_that_stage_different_calls_get_no_numbers, EXIT_SUCCESS) {
   const int64_t words = kMostLineBytesOfSum / 4 + 4;
   const auto sum = SumSite(words), longer = SumSite(words + 4);
   const auto hop = FloatSite("permute", {1, 0}, words);
-  for (CallSite* other : {longer.get(), hop.get()}) {
+  // In two chunks and in three; each has one more, or none.
+  constexpr int64_t kChunk = OneShotMemory::kHalfBytes / 2 / 4;
+  const auto gather = FloatSite("all_gather", {1}, 2 * kChunk, 4 * kChunk);
+  const auto more = FloatSite("all_gather", {1}, 3 * kChunk, 6 * kChunk);
+  for (const auto& [one, other] :
+       {std::pair{sum.get(), longer.get()}, std::pair{sum.get(), hop.get()},
+        std::pair{gather.get(), more.get()}}) {
     auto communicator = MakeOneShot(2, kExpires);
-    ForRanks(2, [&](int rank) {
-      Part part(rank, rank == 0 ? sum.get() : other);
+    ForRanks(2, [&, one = one, other = other](int rank) {
+      Part part(rank, rank == 0 ? one : other);
       CHECK_OK(part.Enqueue(*communicator));
       part.on.Synchronize();
       for (float value : part.result) {
