@@ -67,9 +67,10 @@ ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(
                                 /*zeroed=*/kWordBytes));
     const cuda::Pointer own = shared.own(rank->facts.place);
     if (own == 0) continue;
-    // A device without words of 64 bits refuses the first.
+    // A device without words of 64 bits refuses the first. Behind the zeros, on their
+    // stream, which ranks wait for: on another it could come behind what others write.
     Operations words = {{MemOp::kWrite, StagedBy(own, 0, 0), 0}};
-    if (Status able = made->Flush(words, member.apart); able.failure()) {
+    if (Status able = made->Flush(words, rank->split_phase.stream()); able.failure()) {
       shared.SetUnable(rank->facts.place, able);
     }
   }
