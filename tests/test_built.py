@@ -160,7 +160,9 @@ def test_the_drivers_and_gpus_that_we_promise_take_the_ptx():
     assert re.search(r"^\.target sm_70$", ptx, re.MULTILINE)
     kernels = re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
     ragged = [f"jaxcomm_ragged_{each}" for each in ("check", "give", "move")]
-    ours = [f"jaxcomm_{each}" for each in ("lines", "staged", "stop", "poison")]
+    ours = [
+        f"jaxcomm_{each}" for each in ("lines", "staged", "exchange", "stop", "poison")
+    ]
     assert sorted(kernels) == sorted([*ours, *ragged])
     # Arguments stay where they are, and lines in registers but for a few words.
     stacks = re.findall(r"^\s*\.local .*\[(\d+)\];", ptx, re.MULTILINE)

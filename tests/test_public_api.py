@@ -35,6 +35,11 @@ def plain(function) -> str:
     return str(inspect.Signature(bare))
 
 
+def _is_method(value):
+    # Python takes a cached property for one.
+    return inspect.isroutine(value) and callable(value)
+
+
 def described(module=jaxcomm, prefix="") -> str:
     lines = []
     for name in sorted(module.__all__):
@@ -52,7 +57,7 @@ def described(module=jaxcomm, prefix="") -> str:
                 continue
             if name in MADE_BY_USERS and not callable(value):
                 continue
-            text = plain(value) if inspect.isroutine(value) else ""
+            text = plain(value) if _is_method(value) else ""
             lines.append(f"    {member}{text}")
     return "\n".join(lines) + "\n"
 
@@ -93,7 +98,7 @@ def test_everything_public_has_types_and_words(found):
         public = [getattr(found, name) for name in vars(found) if name[0] != "_"]
         # Who writes a strategy fills in methods that ``Strategy`` annotates.
         is_filled_in = issubclass(found, Strategy)
-        functions = [] if is_filled_in else filter(inspect.isroutine, public)
+        functions = [] if is_filled_in else filter(_is_method, public)
     assert [each for each in functions if not _is_annotated(each)] == []
 
 

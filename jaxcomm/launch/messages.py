@@ -70,10 +70,15 @@ def parse(line: bytes) -> tuple[Any, ...]:
     form = re.fullmatch(_FORMS[word], rest) if word in _FORMS else None
     if form is None or len(line) > LONGEST_BYTES:
         raise MalformedError(line[:40])
-    return word, *(
+    said = (
         int(each) if _NUMBER.fullmatch(each) else each.decode("ascii")
         for each in form.groups()
     )
+    parsed = word, *said
+    # A number has one form, without zeros in front.
+    if compose(*parsed) != line + b"\n":
+        raise MalformedError(line[:40])
+    return parsed
 
 
 def compose(word: str, *rest: Any) -> bytes:

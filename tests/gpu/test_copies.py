@@ -46,8 +46,8 @@ def many(gpus):
 @pytest.mark.parametrize("name", ["ppermute", "all_gather", "all_to_all"])
 def test_much_is_copied_as_jax_lax_has_it(ring, name, many):
     jaxcomm.init(ring, "i")
-    # Of an exchange a rank keeps a part.
-    part = 2 * many // ring.size + 1
+    # Of an exchange a rank keeps a part, and sends three times as much as of a hop.
+    part = 3 * many // (ring.size - 1) + 1
     x = operand(ring, ring.size * part if name == "all_to_all" else many)
     arguments = {
         # A rank that gets nothing.

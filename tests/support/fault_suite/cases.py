@@ -182,7 +182,7 @@ POISON_ACROSS_PROCESSES = [
 ]  # fmt: skip
 # What cannot be had from the real library on demand.
 ERRORS_OF_NCCL = [
-    *_all("refused", "psum_large alone", "*all_to_all idle_lane"),
+    *_all("refused", "psum_large alone", "*psum_of_integers idle_lane"),
     *_all("refused", "*psum_large sibling", processes=1),
     *_all("refused", "product alone", on_failure="poison", processes=1),
     *_all("async_error", "psum_large alone", "*pair sibling"),
