@@ -104,6 +104,61 @@ TEST(what_is_staged_in_a_row_keeps_apart) {
   CHECK_EQ(wrong.load(), 0);
 }
 
+// Exchanges in two chunks, which have three flags, and in three; sums in between.
+TEST(chunks_keep_apart_from_calls_before_and_behind) {
+  constexpr int kSize = 4, kRuns = 8;
+  auto communicator = MakeOneShot(kSize);
+  const int64_t chunk = OneShotMemory::Staged(kSize);
+  const auto exchange = [](int64_t part) {
+    return FloatSite("all_to_all", {1, 1, 1}, kSize * part);
+  };
+  const auto two = exchange(chunk * 3 / 2), three = exchange(chunk * 5 / 2);
+  const auto small = SumSite(40), staged = SumSite(kMostLineBytesOfSum / 4 + 4);
+  CallSite* const sites[] = {two.get(),   small.get(), three.get(),  two.get(),
+                             three.get(), two.get(),   staged.get(), three.get()};
+  std::atomic<int64_t> wrong{0};
+  ForRanks(kSize, [&](int rank) {
+    OnDevice on(rank);
+    std::mt19937 random(static_cast<unsigned>(rank));
+    // What rank `from` sends to `to`, in all words.
+    const auto value = [](int64_t run, int from, int64_t to) {
+      return static_cast<float>(run * 100 + from * 10 + to);
+    };
+    std::vector<std::vector<float>> operands, results;
+    for (int64_t run = 1; run <= kRuns; ++run) {
+      CallSite* const site = sites[run - 1];
+      const int64_t words = site->operands()[0].elements;
+      const bool is_sum = site == small.get() || site == staged.get();
+      std::vector<float>& operand = operands.emplace_back(words);
+      for (int64_t i = 0; i < words; ++i) {
+        operand[i] = value(run, rank, is_sum ? 0 : i / (words / kSize));
+      }
+      results.emplace_back(words, -1);
+    }
+    for (int64_t run = 1; run <= kRuns; ++run) {
+      const void* from[] = {operands[run - 1].data()};
+      void* to[] = {results[run - 1].data()};
+      const Call call{sites[run - 1], run, 1, 1, rank, from, to, nullptr};
+      wrong += communicator->Enqueue(call, on.stream).failure();
+      if (random() % 3 == 0) on.Synchronize();
+    }
+    on.Synchronize();
+    for (int64_t run = 1; run <= kRuns; ++run) {
+      CallSite* const site = sites[run - 1];
+      const bool is_sum = site == small.get() || site == staged.get();
+      const auto words = static_cast<int64_t>(results[run - 1].size());
+      for (int64_t i = 0; i < words; ++i) {
+        const int source = static_cast<int>(i / (words / kSize));
+        const float expected =
+            is_sum ? static_cast<float>(run * 400 + 60) : value(run, source, rank);
+        wrong += results[run - 1][i] != expected;
+      }
+    }
+  });
+  CHECK_EQ(wrong.load(), 0);
+  CHECK_EQ(NcclStatsOf(*communicator).one_shot_calls, kRuns);
+}
+
 // As by lines: they wait for each other, and no result leaves as numbers.
 TEST_ALONE(ranks_that_stage_different_calls_get_no_numbers, EXIT_SUCCESS) {
   const int64_t words = kMostLineBytesOfSum / 4 + 4;
