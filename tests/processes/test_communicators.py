@@ -52,8 +52,8 @@ def twenty_lengths(here, mesh):
         return resident_bytes()
 
     # XLA keeps the programs of the first pass, a megabyte or two each. A leak shows in
-    # every pass; what an allocator or the segment takes once shows in one. So does a
-    # result that XLA's threads have not let go of: 2 MB of the last length, seen twice.
+    # every pass; what an allocator or the segment takes once shows in one. So did
+    # 2 MB, the size of one result, in two passes of three beside other work.
     passes = [all_lengths() for _ in range(6)]
     growth = min(after - before for before, after in itertools.pairwise(passes))
     assert (made() - before).tolist() == [1, 0, 1]
