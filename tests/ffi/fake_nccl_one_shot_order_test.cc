@@ -168,9 +168,12 @@ TEST_ALONE(ranks_that_stage_different_calls_get_no_numbers, EXIT_SUCCESS) {
   constexpr int64_t kChunk = OneShotMemory::kHalfBytes / 2 / 4;
   const auto gather = FloatSite("all_gather", {1}, 2 * kChunk, 4 * kChunk);
   const auto more = FloatSite("all_gather", {1}, 3 * kChunk, 6 * kChunk);
+  // As many words, but rows on the other side.
+  const auto heads = FloatSite("all_to_all", {1, 64, 0}, 2 * kChunk);
+  const auto tokens = FloatSite("all_to_all", {1, 64, 1}, 2 * kChunk);
   for (const auto& [one, other] :
        {std::pair{sum.get(), longer.get()}, std::pair{sum.get(), hop.get()},
-        std::pair{gather.get(), more.get()}}) {
+        std::pair{gather.get(), more.get()}, std::pair{heads.get(), tokens.get()}}) {
     auto communicator = MakeOneShot(2, kExpires);
     ForRanks(2, [&, one = one, other = other](int rank) {
       Part part(rank, rank == 0 ? one : other);

@@ -213,16 +213,15 @@ Status OneShot::LaunchExchange(const OneShotPlan& plan, const Call& call,
   uint32_t most = 0;
   for (const ExchangedArray& array : plan.exchanged) {
     ExchangeArguments::Array& given = arguments.arrays[arguments.count++];
+    given = array;
     given.operand = reinterpret_cast<uint64_t>(call.operands[array.leaf]);
     given.result = reinterpret_cast<uint64_t>(call.results[array.leaf]);
     if ((given.operand | given.result) % kQuadBytes != 0) return Misaligned();
-    given.part = array.part;
-    given.from_stride = array.from_stride;
-    given.to_stride = array.to_stride;
-    given.from = array.from;
-    given.to = array.to;
-    given.chunk = array.chunk;
-    arguments.of.words += array.part;
+    // What tells this call from others: see SignatureOf.
+    for (const uint32_t each : {array.part, array.from.words, array.from.pitch,
+                                array.to.words, array.to.pitch}) {
+      arguments.of.words = arguments.of.words * 31 + each;
+    }
     arguments.of.from_stride = array.from_stride;
     arguments.of.to_stride = array.to_stride;
     most = std::max(most, array.chunk);

@@ -25,13 +25,10 @@ struct OneShotWork {
   float factor = 1;
 };
 
-// An array of the one launch that stages a gather or an exchange. The numbers are those
-// of ExchangeArguments.
-struct ExchangedArray {
+// An array of the one launch that stages a gather or an exchange, without its
+// addresses.
+struct ExchangedArray : ExchangeArguments::Array {
   int leaf = 0;
-  uint32_t part = 0, from_stride = 0, to_stride = 0;
-  ExchangeArguments::Rows from, to;
-  uint32_t chunk = 0;
 };
 
 struct OneShotPlan {
