@@ -34,9 +34,13 @@ def _take_part(plan, say, hear):
         # The coordinator is to serve on the loopback interface only.
         jax.distributed.initialize(
             plan["address"], plan["processes"], plan["process"],
-            local_device_ids=[plan["gpu"]] if plan["is_gpu"] else None,
+            local_device_ids=plan["gpus"],
             coordinator_bind_address=plan["address"],
         )  # fmt: skip
+    elif plan["gpus"]:
+        # What jax.distributed.initialize sets, too.
+        visible = ",".join(map(str, plan["gpus"]))
+        jax.config.update("jax_cuda_visible_devices", visible)
     for fields in plan["cases"]:
         case = Case(**fields)
         results = Results(case, say)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import signal
@@ -23,18 +24,26 @@ class Hardware:
     Attributes:
       is_gpu: on GPUs, or on CPU devices over the stand-in.
       variables: of the environment.
-      count: of GPUs. One serves two processes, and no process with two ranks.
+      gpus: their numbers. One serves two processes, and no process with two ranks.
     """
 
     is_gpu: bool
     variables: dict[str, str]
-    count: int = 2
+    gpus: Sequence[int] = (0, 1)
 
     def takes(self, case: Case) -> bool:
-        return self.count > 1 or case.processes > 1
+        return len(self.gpus) > 1 or case.processes > 1
+
+    def gpus_of(self, process: int, processes: int) -> list[int] | None:
+        """Return what a process takes: JAX's devices, where they are no GPUs."""
+        if not self.is_gpu:
+            return None
+        if processes == 1:
+            return list(self.gpus)
+        return [self.gpus[process % len(self.gpus)]]
 
 
-def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
+def on_gpus(gpus: Sequence[int] = (0, 1), more=None) -> Hardware:
     variables = {
         **{n: value for n, value in os.environ.items() if n.startswith("NCCL_")},
         # Host callbacks need CPU devices, too.
@@ -42,7 +51,7 @@ def on_gpus(count: int = 2, more: dict[str, str] | None = None) -> Hardware:
         # The test process may hold GPU memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
-    return Hardware(True, variables | (more or {}), count)
+    return Hardware(True, variables | (more or {}), gpus)
 
 
 def over_stand_in(path: str) -> Hardware:
@@ -61,7 +70,8 @@ class Starter:
         always = {"JAX_ENABLE_RECOVERABILITY": "1"}
         self._environment = inherited() | always | hardware.variables | (more or {})
         self._folder = folder
-        self._count = 0
+        # Threads may take processes at the same time.
+        self._numbers = itertools.count(1)
         self._waiting = [self._start() for _ in range(ahead)]
 
     def take(self) -> Process:
@@ -73,8 +83,8 @@ class Starter:
             self._waiting.pop().stop()
 
     def _start(self):
-        self._count += 1
-        return Process(self._environment, self._folder / f"worker-{self._count}.txt")
+        log = self._folder / f"worker-{next(self._numbers)}.txt"
+        return Process(self._environment, log)
 
 
 starter = Starter
@@ -120,7 +130,7 @@ class Begun:
             process.index = index
             self._processes.append(process)
             self._stack.callback(process.stop)
-            mine = plan | {"process": index, "gpu": index % hardware.count}
+            mine = plan | {"process": index, "gpus": hardware.gpus_of(index, count)}
             process.tell(
                 f"from fault_suite import part\npart.take_part({mine!r}, say, hear)"
             )
