@@ -23,6 +23,7 @@ from jaxcomm.communicator.store import Store
 # How long a process waits for the outcome before it looks who came: for so long, and
 # for each process so much longer, which is ten thousand messages a second at most.
 _STEP_SECONDS, _SECONDS_EACH = 0.05, 1e-4
+_GIVEN_UP = "jaxcomm/given-up"
 # So many processes look in each step, of however many there are.
 _LOOKING = 4
 # How the launcher learns which processes were given up, if there is one that ends them.
@@ -88,11 +89,19 @@ def give_up(processes: Iterable[int]) -> None:
             _tell_launcher(process)
 
 
-def end(processes: Collection[int], me: int) -> None:
+def given_up(store: Store, processes: Iterable[int]) -> set[int]:
+    """Return those of some processes that :func:`end` is about to end, or has ended."""
+    return {*store.entries(_GIVEN_UP, processes)}
+
+
+def end(store: Store, processes: Collection[int], me: int) -> None:
     """End processes that others go on without, and that may compute with them.
 
     The launcher does. Where none does, this process ends those of its host.
     """
+    # First: the launcher's question may wake one, and it could still come to others.
+    for process in processes:
+        store.set(f"{_GIVEN_UP}/{process}", True, me)
     if _tell_launcher is not None or not processes:
         give_up(processes)
         return

@@ -89,7 +89,7 @@ def _wait(store, folder, me, processes, health):
                 health.settle()
                 return
             if not is_told:
-                presence.end(silent, me)
+                presence.end(store, silent, me)
                 is_told = True
 
 

@@ -168,7 +168,8 @@ def _agree(processes: tuple[int, ...], me: int, seconds: float) -> list[int]:
         try:
             outcome = presence.who_came(
                 store, folder, candidates, me, seconds,
-                lambda: hosts.ended(candidates, me),
+                lambda: hosts.ended(candidates, me)
+                | presence.given_up(store, candidates),
             )  # fmt: skip
         finally:
             rendezvous.forget_waiting(store, me)

@@ -112,7 +112,7 @@ def test_who_says_nothing_is_given_up_and_nothing_is_stopped_before_its_end(
     silent = {0, len(everyone) - 1}
     some = [process for process in everyone if process not in silent]
     found, messages = job.settle(everyone, some, ends_after=8)
-    assert job.given_up == silent
+    assert job.given_up == presence.given_up(Store(job.client), everyone) == silent
     assert 8 <= min(found.values()) <= max(found.values()) < 10
     assert messages < 60 * len(everyone)
     # Process 0 comes after all: its numbers may be wrong.

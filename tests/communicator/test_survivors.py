@@ -9,6 +9,7 @@ from job_store import JobStore
 
 import jaxcomm
 from jaxcomm.communicator import cache, hosts, presence, rendezvous, survivors
+from jaxcomm.communicator.store import of_job
 
 FOUR = (0, 1, 2, 3)
 TIMEOUT = 60
@@ -80,6 +81,16 @@ def test_a_late_process_is_given_up_and_learns_that(store):
         "process 2 came too late: the others of [0, 1, 2, 3] had waited for it, and "
         "gave it up. [0, 1, 3] go on without it. End this process"
     )
+
+
+def test_a_process_that_was_given_up_before_and_comes_is_lost(store, monkeypatch):
+    """The launcher's question can wake it: it comes, and is ended then."""
+    monkeypatch.setattr(presence, "_tell_launcher", lambda process: None)
+    presence.end(of_job(FOUR), [2], me=0)
+    found = agree(store, *FOUR)
+    assert "process 2 came too late" in str(found.pop(2))
+    assert found == all_find(0, 1, 3)
+    assert store.now < TIMEOUT
 
 
 def test_if_all_come_nobody_is_lost_and_a_later_loss_is_seen(store, ended):
