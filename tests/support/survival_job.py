@@ -22,7 +22,7 @@ from gpu_faults import spin, used_memory
 from models import over
 
 import jaxcomm
-from jaxcomm.communicator import cache
+from jaxcomm.communicator import cache, settling
 from jaxcomm.communicator.backends.nccl import communicators
 
 LOST, STEPS = 3, 6
@@ -96,6 +96,13 @@ def verdict(name, is_good, text=""):
     )
 
 
+def all_are(word, processes):
+    """Say how far this process is, and wait for others: no deadline is to end that."""
+    FAULT.with_name(f"{word}-{me}").touch()
+    files = [FAULT.with_name(f"{word}-{process}") for process in processes]
+    waiting.until(lambda: all(file.exists() for file in files), word)
+
+
 def hang(batch):
     """Strike from within the program, in a host callback."""
     if me in victims and FAULT.exists():
@@ -153,8 +160,9 @@ def main():
         policy=jaxcomm.CommPolicy(on_failure="poison"),
         timeout=None if is_seen else SOON,
     )
-    step_of = step_over(mesh)
     params = put(mesh, jax.P(), np.zeros(SIZE, np.float32))
+    step_of = step_over(mesh).lower(params, batch_of(mesh, 0)).compile()
+    all_are("compiled", range(count))
     for step in range(LOST):
         params = jaxcomm.raise_if_failed(step_of(params, batch_of(mesh, step)))
     before, memory = bits(params), used_memory()
@@ -183,6 +191,7 @@ def main():
         if CASE == "stopped-in-shrink":
             cache.move = lambda *_: stop()
         communicators._new_world = lambda *_: stop()
+    all_are("done-with-the-step", [*left, me])
     begin = waiting.time_of_day()
     mesh = jaxcomm.shrink(mesh, "data", timeout=SOON)
     seconds = waiting.time_of_day() - begin
@@ -192,7 +201,8 @@ def main():
     FAULT.with_name(f"given-up-{me}").touch()
     params = on(mesh, params)
     verdict("the same parameters", bits(params) == before)
-    step_of = step_over(mesh)
+    step_of = step_over(mesh).lower(params, batch_of(mesh, LOST)).compile()
+    all_are("compiled-again", left)
     for step in range(LOST, STEPS):
         params = jaxcomm.raise_if_failed(step_of(params, batch_of(mesh, step)))
         if step == LOST:
@@ -220,6 +230,10 @@ def strike(mesh, step_of, params):
         # Come once the others have given this process up.
         waiting.until(lambda: len([*FAULT.parent.glob("given-up-*")]) == others)
     elif CASE != "callback":
+        if CASE == "holds-gil":
+            # Woken by the launcher's signal, it comes to the others before a thread of
+            # its own sees that they have given it up.
+            settling._end_if_late = lambda *_: None
         FAULTS[CASE]()
     try:
         params = jaxcomm.raise_if_failed(step_of(params, batch))
