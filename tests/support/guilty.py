@@ -17,6 +17,7 @@ import numpy as np
 import waiting
 
 import jaxcomm
+from jaxcomm import compat
 
 STEPS, BAD = 10, 7
 # Of a wait for one that does not come to agree.
@@ -50,6 +51,19 @@ def expected(points: list[tuple[int, int]], steps: int) -> int:
     return state
 
 
+def meet(name):
+    """Returns once all are here; of an elastic job some may have gone."""
+    if not IS_ELASTIC:
+        milliseconds = int(1000 * waiting.HANG_SECONDS)
+        compat.key_value_store().wait_at_barrier(name, milliseconds)
+
+
+def meet_in_a_collective(name):
+    """Meets once a collective of this process waits."""
+    waiting.until(lambda: any(m.stats()["in_flight"] for m in jaxcomm.communicators()))
+    meet(name)
+
+
 class Loop:
     """The loop, on a mesh that may lose processes."""
 
@@ -64,7 +78,8 @@ class Loop:
     def compile(self):
         """Compiles everything: a wait is then for a process, not for XLA."""
         mesh = self.mesh
-        if jax.default_backend() != "cpu" or os.environ.get("JAXCOMM_BACKEND"):
+        is_cpu = jax.default_backend() == "cpu"
+        if self.seconds or not is_cpu or os.environ.get("JAXCOMM_BACKEND"):
             policy = jaxcomm.CommPolicy(on_failure="poison") if IS_ELASTIC else None
             jaxcomm.init(mesh, policy=policy, timeout=self.seconds)
         sharding = jax.NamedSharding(mesh, jax.P("i"))
@@ -100,6 +115,8 @@ class Loop:
             "shape": compiled(jaxcomm.psum, 8),
             "collective": compiled(jaxcomm.pmin, 4),
         }
+        # Nobody waits in a collective for one that still compiles.
+        meet("compiled")
 
     def advance(self):
         """Takes one step, and is guilty once."""
@@ -116,7 +133,12 @@ class Loop:
                 return
         self.pmax(step)
         if is_bad:
+            meet("the others wait")
             FAULTS[self.fault]()
+        elif step == BAD and self.fault not in ("", "skips") and not IS_ELASTIC:
+            threading.Thread(
+                target=meet_in_a_collective, args=["the others wait"], daemon=True
+            ).start()
         psum = self.others.get(self.fault, self.psum) if is_bad else self.psum
         self.before, self.state = self.state, advanced(self.state, step, psum(place))
         self.step = step
