@@ -17,7 +17,7 @@
 
 #include "ffi/backends/host/arena/arena_memory.h"
 #include "ffi/backends/host/arena/process_set.h"
-#include "ffi/backends/host/arena/segment.h"
+#include "ffi/os/segment.h"
 #include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/backends/host/local/local_timeout.h"
 #include "ffi/backends/nccl/kernels/kernels.h"

@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <deque>
 
-#include "ffi/backends/host/arena/segment.h"
+#include "ffi/os/segment.h"
 #include "ffi/core/hash.h"
 #include "tests/ffi/processes.h"
 

@@ -1,5 +1,5 @@
 // Copies between processes, by memory that they have mapped: in which order slots are
-// staged in and read, and what is released after a failure.
+// staged in and read, what is released after a failure, and when memory is freed.
 #include <unistd.h>
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "ffi/backends/nccl/engines/device_arena.h"
 #include "tests/ffi/nccl_ranks.h"
 
 namespace jaxcomm::testing {
@@ -296,6 +297,41 @@ TEST_ALONE(what_is_launched_beside_a_failure_is_released, EXIT_SUCCESS) {
   CHECK_TRUE(
       Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
   CHECK_TRUE(std::isnan(part.result[0]));
+}
+
+Pipe *closes = nullptr, *may_close = nullptr;
+
+// CUDA does not define what happens if memory is freed that another process has mapped,
+// so one that is late with closing it finds it as it was.
+TEST_ALONE(memory_is_freed_once_no_other_process_has_it_mapped, EXIT_SUCCESS) {
+  closes = new Pipe;
+  may_close = new Pipe;
+  const nccl::UniqueId id = NewId();
+  const auto hop = Hop({1, 0});
+  Child late([&] {
+    NcclLibrary library = Library();
+    library.cuda.IpcCloseMemHandle = [](cuda::Pointer memory) {
+      closes->Tell();
+      may_close->Wait();
+      return Cuda().IpcCloseMemHandle(memory);
+    };
+    auto* const own = new Process(id, {1}, 2, library);
+    Part part(1, hop.get());
+    own->Enqueue(part, part);
+    part.on.Synchronize();
+    own->communicator = nullptr;
+    CHECK_EQ(std::string(TheFake().misuse()), "");
+  });
+  Process own(id, {0}, 2, Library());
+  Part part(0, hop.get());
+  own.Enqueue(part, part);
+  part.on.Synchronize();
+  closes->Wait();
+  own.communicator = nullptr;
+  CHECK_TRUE(DeviceArena::TotalBytes() > 0);
+  may_close->Tell();
+  CHECK_EQ(late.Wait(), EXIT_SUCCESS);
+  CHECK_EQ(DeviceArena::TotalBytes(), 0);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Transfers and doorbells, as they are shipped, under every schedule of two processes
 // up to some surprises. See schedules.h.
-#include "ffi/backends/host/arena/segment.h"
+#include "ffi/os/segment.h"
 #include "ffi/backends/host/arena/stream_plan.h"
 #include "ffi/backends/host/reduce/execute.h"
 #include "ffi/core/hash.h"

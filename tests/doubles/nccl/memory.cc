@@ -1,6 +1,7 @@
 // Device memory: host memory, of which other processes can open what is large.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -32,10 +33,15 @@ struct Shareable {
   size_t bytes;
 };
 
+struct Opened {
+  size_t bytes;
+  int file;
+};
+
 struct Memory {
   std::map<int, int64_t> used;                  // of each device
   std::map<uintptr_t, Allocation> allocations;  // by address
-  std::map<uintptr_t, size_t> opened;           // memory of other processes
+  std::map<uintptr_t, Opened> opened;           // memory of other processes
   std::map<uintptr_t, size_t> of_host;
 };
 
@@ -95,6 +101,8 @@ bool Free(uintptr_t address, bool by_nccl) {
     std::free(data);
   } else {
     munmap(data, bytes);
+    // Whoever has it mapped dies when it touches it.
+    (void)!ftruncate(file, 0);
     close(file);
   }
   return true;
@@ -246,11 +254,13 @@ Result cuIpcOpenMemHandle_v2(Pointer* pointer, IpcHandle handle, unsigned) {
   if (file < 0) return kInvalidValue;
   void* const data =
       mmap(nullptr, shared.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (data == MAP_FAILED) return kOutOfMemory;
+  if (data == MAP_FAILED) {
+    close(file);
+    return kOutOfMemory;
+  }
   fake::Locked<fake::Memory> memory;
   *pointer = reinterpret_cast<uintptr_t>(data);
-  memory->opened[*pointer] = shared.bytes;
+  memory->opened[*pointer] = {shared.bytes, file};
   return kSuccess;
 }
 
@@ -262,7 +272,13 @@ Result cuIpcCloseMemHandle(Pointer pointer) {
     fake::Misuse("memory that is none, or none any more");
     return kInvalidValue;
   }
-  munmap(reinterpret_cast<void*>(pointer), found->second);
+  const auto [bytes, file] = found->second;
+  struct stat info;
+  if (fstat(file, &info) != 0 || info.st_size == 0) {
+    fake::Misuse("memory that another process has freed while it was open here");
+  }
+  munmap(reinterpret_cast<void*>(pointer), bytes);
+  close(file);
   memory->opened.erase(found);
   return kSuccess;
 }

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "ffi/backends/host/arena/doorbell.h"
-#include "ffi/backends/host/arena/segment.h"
+#include "ffi/os/segment.h"
 #include "ffi/base/status.h"
 
 namespace jaxcomm {

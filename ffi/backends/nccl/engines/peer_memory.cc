@@ -10,6 +10,7 @@
 #include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/primary_contexts.h"
 #include "ffi/core/hash.h"
+#include "ffi/os/forked.h"
 #include "ffi/os/mutex.h"
 #include "ffi/os/system_file.h"
 
@@ -18,11 +19,11 @@ namespace {
 
 // Where the infos of all ranks arrive, in a rank's scratch memory.
 constexpr size_t kArriveAt = 1024;
-// Behind what was asked for, a rank's memory has a word for each other rank of the
-// group, which writes to it when it leaves. Each has a line of its own.
-constexpr size_t kLineBytes = 128;
-constexpr size_t kWordsBytes = PeerMemory::kMostRanks * kLineBytes;
-// How long the end waits for a copy of some bytes.
+// Where a process is told that others have left: a byte for each rank here and each
+// other rank of its group. Not in the memory itself, which they have unmapped by then.
+constexpr int64_t kFarewellsAt = 64;  // behind the segment's own number
+constexpr int64_t kFarewellBytes = 64 << 10;
+// How long the end waits for memory that is being zeroed.
 constexpr double kGraceSeconds = 10;
 // How long it waits for the others. Afterwards memory goes back when an arena is next
 // looked at.
@@ -52,38 +53,10 @@ uint64_t ThisPidNamespace() {
   return length <= 0 ? 0 : Fnv1a({name, static_cast<size_t>(length)});
 }
 
-cuda::Pointer WordOf(cuda::Pointer memory, size_t bytes, int rank) {
-  return memory + bytes - kWordsBytes + static_cast<size_t>(rank) * kLineBytes;
-}
-
-// Copies words between the host and a device, on a stream of its own, and waits. The
-// memory of the host that devices reach is made once: to free some waits for devices.
-Status CopyNow(const NcclLibrary& library, cuda::Context context, bool to_device,
-               cuda::Pointer on_device, uint64_t* words, size_t count) {
-  static Mutex mutex;
-  static void* pinned = nullptr;
-  MutexLock lock(mutex);
-  CurrentContext current(library.cuda, context);
-  if (pinned == nullptr) {
-    RETURN_IF_ERROR(library.Try(library.cuda.MemAllocHost, &pinned, kWordsBytes));
-  }
-  cuda::Stream stream = nullptr;
-  RETURN_IF_ERROR(library.Try(library.cuda.StreamCreateWithPriority, &stream,
-                              cuda::kStreamNonBlocking, cuda::kHighestPriority));
-  const size_t bytes = count * sizeof(uint64_t);
-  if (to_device) std::memcpy(pinned, words, bytes);
-  const Status given =
-      to_device
-          ? library.Try(library.cuda.MemcpyHtoDAsync, on_device, pinned, bytes, stream)
-          : library.Try(library.cuda.MemcpyDtoHAsync, pinned, on_device, bytes, stream);
-  const Status ended =
-      WaitForStream(library, stream, {kGraceSeconds}, "the end of a copy");
-  if (given.success() && ended.success() && !to_device) {
-    std::memcpy(words, pinned, bytes);
-  }
-  if (ended.failure()) pinned = nullptr;  // what is late may yet come there
-  library.cuda.StreamDestroy(stream);
-  return given.failure() ? given : ended;
+// The byte by which a rank says that it has left the memory of the rank at `place`.
+char* FarewellOf(const Segment& segment, uint64_t place, int rank) {
+  return segment.data() + kFarewellsAt + place * PeerMemory::kMostRanks +
+         static_cast<size_t>(rank);
 }
 
 }  // namespace
@@ -140,8 +113,17 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
     CannotShare(StrCat("more than ", kMostRanks, " ranks"));
     return OkStatus();
   }
+  const bool is_exported = !IsHere(member);
+  if (is_exported && farewells_ == nullptr) {
+    auto made = Segment::Create(kFarewellBytes, /*named=*/false);
+    if (made.has_error()) {
+      CannotShare(std::string(made.error().message()));
+      return OkStatus();
+    }
+    farewells_ = std::move(*made);
+  }
   auto taken = DeviceArena::Of(member.facts.ordinal)
-                   .Take(library_, bytes + kWordsBytes, !IsHere(member), most_bytes_);
+                   .Take(library_, bytes, is_exported, most_bytes_);
   if (taken.has_error()) {
     CannotShare(std::string(taken.error().message()));
     return OkStatus();
@@ -153,13 +135,15 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
   own.offset = member.region.offset;
   own.bytes = member.region.bytes;
   own.handle = member.region.handle;
+  if (is_exported) {
+    const SegmentAddress& address = farewells_->address();
+    std::strncpy(own.path, address.path.c_str(), sizeof(own.path) - 1);
+    own.nonce = address.nonce;
+    own.place = place;
+  }
   CurrentContext current(library_.cuda, member.facts.context);
-  RETURN_IF_ERROR(library_.Try(library_.cuda.MemsetD8Async,
-                               member.region.at + bytes - zeroed, 0, zeroed,
-                               member.stream));
-  return library_.Try(library_.cuda.MemsetD8Async,
-                      WordOf(member.region.at, member.region.bytes, 0), 0, kWordsBytes,
-                      member.stream);
+  return library_.Try(library_.cuda.MemsetD8Async, member.region.at + bytes - zeroed, 0,
+                      zeroed, member.stream);
 }
 
 void PeerMemory::SetUnable(size_t place, const Status& reason) {
@@ -251,6 +235,15 @@ bool PeerMemory::MapOne(Member& member, int rank) {
   const Info& info = member.infos[1 + static_cast<size_t>(rank)];
   cuda::Pointer& mapped = member.mapped[static_cast<size_t>(rank)];
   if (info.process != member.infos[0].process) {
+    std::shared_ptr<Segment>& theirs = farewells_of_[info.process];
+    if (theirs == nullptr) {
+      auto attached = Segment::Attach({info.path, kFarewellBytes, info.nonce});
+      if (attached.has_error()) {
+        CannotShare(std::string(attached.error().message()));
+        return false;
+      }
+      theirs = std::move(*attached);
+    }
     const auto opened = OpenedSegments::Open(library_, member.facts.context,
                                              info.process, info.segment, info.handle);
     if (opened.has_error()) {
@@ -326,14 +319,13 @@ void PeerMemory::Unmap(Member& member) {
 }
 
 void PeerMemory::TellOthers(const Member& member) {
+  if (IsForked()) return;  // its parent has mapped it still
   for (int rank = 0; rank < member.facts.size; ++rank) {
     const Info& info = member.infos[1 + static_cast<size_t>(rank)];
     if (info.process == member.infos[0].process) continue;
-    const cuda::Pointer word =
-        WordOf(member.mapped[static_cast<size_t>(rank)], info.bytes, member.facts.rank);
-    uint64_t has_left = 1;
-    (void)CopyNow(library_, member.facts.context, /*to_device=*/true, word, &has_left,
-                  1);
+    char* const farewell =
+        FarewellOf(*farewells_of_[info.process], info.place, member.facts.rank);
+    __atomic_store_n(farewell, 1, __ATOMIC_RELEASE);
   }
 }
 
@@ -344,8 +336,10 @@ void PeerMemory::Leave(bool is_busy, bool has_failed) {
   is_kept_ = is_busy;
   if (is_busy) return;
   for (Member& member : members_) {
-    if (member.is_shared && IsExchanged(member)) TellOthers(member);
+    // In this order: CUDA does not define what it does if memory is freed that another
+    // process has mapped.
     Unmap(member);
+    if (member.is_shared && IsExchanged(member)) TellOthers(member);
     if (!member.is_shared) GiveBack(member);
   }
 }
@@ -362,20 +356,15 @@ void PeerMemory::GiveBack(Member& member) {
     if (zeroed.failure()) return;
   }
   if (member.is_shared && IsExchanged(member)) {
-    is_unused = [&library = library_, context = member.facts.context, region,
+    is_unused = [farewells = farewells_, place = member.facts.place,
                  infos = member.infos, size = member.facts.size] {
-      uint64_t words[kWordsBytes / sizeof(uint64_t)] = {};
-      const bool is_read =
-          CopyNow(library, context, /*to_device=*/false,
-                  WordOf(region.at, region.bytes, 0), words, std::size(words))
-              .success();
       for (int rank = 0; rank < size; ++rank) {
         const Info& info = infos[1 + static_cast<size_t>(rank)];
-        const uint64_t word =
-            words[static_cast<size_t>(rank) * kLineBytes / sizeof(uint64_t)];
+        if (info.process == infos[0].process) continue;
+        char* const farewell = FarewellOf(*farewells, place, rank);
+        if (__atomic_load_n(farewell, __ATOMIC_ACQUIRE) != 0) continue;
         const bool is_known =
             info.pid_namespace != 0 && info.pid_namespace == infos[0].pid_namespace;
-        if (info.process == infos[0].process || (is_read && word != 0)) continue;
         if (is_known && HasEnded({static_cast<int64_t>(info.pid), info.start_time})) {
           continue;
         }

@@ -6,7 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ffi/backends/nccl/library/rank_facts.h"
 #include "ffi/base/status.h"
 #include "ffi/os/peer_watch.h"
+#include "ffi/os/segment.h"
 
 namespace jaxcomm {
 
@@ -58,7 +60,7 @@ class PeerMemory {
   size_t size() const { return members_.size(); }
   int64_t device_bytes() const;
 
-  // Unmaps what others own, and tells them. From then on they may give it to another
+  // Unmaps what others own, and tells them afterwards: then they may give it to another
   // communicator, or free it. `is_busy`: a device here may use it still; then it stays
   // as it is for as long as the process lives. What is here goes back with this object,
   // or once all others have left it, too, or have ended. `has_failed`: they may come
@@ -74,6 +76,9 @@ class PeerMemory {
     cuda::IpcHandle handle = {};
     // The process, for the others of its namespace of process ids; 0: unknown.
     uint64_t pid_namespace = 0, pid = 0, start_time = 0;
+    // Where it is told that others have left, and the rank's place there.
+    char path[64] = {};
+    uint64_t nonce = 0, place = 0;
   };
 
   struct Member {
@@ -104,6 +109,9 @@ class PeerMemory {
   Info* exchanged_ = nullptr;    // in memory of the host that devices reach
   std::vector<Member> members_;  // by place
   std::string reason_;
+  // Host memory to which others write when they have left; and theirs, by process.
+  std::shared_ptr<Segment> farewells_;
+  std::map<uint64_t, std::shared_ptr<Segment>> farewells_of_;
   bool has_left_ = false, is_kept_ = false, waits_ = true;
 };
 

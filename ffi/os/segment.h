@@ -1,6 +1,6 @@
 // A piece of memory that processes of one host share.
-#ifndef JAXCOMM_FFI_BACKENDS_HOST_ARENA_SEGMENT_H_
-#define JAXCOMM_FFI_BACKENDS_HOST_ARENA_SEGMENT_H_
+#ifndef JAXCOMM_FFI_OS_SEGMENT_H_
+#define JAXCOMM_FFI_OS_SEGMENT_H_
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace jaxcomm {
 
-// How other processes find a segment. It travels through the key-value store.
+// How other processes find a segment. It travels by any way between them.
 struct SegmentAddress {
   std::string path;  // "/proc/<pid>/fd/<fd>" or "/dev/shm/<name>"
   int64_t bytes = 0;
@@ -51,4 +51,4 @@ class Segment : public std::enable_shared_from_this<Segment> {
 
 }  // namespace jaxcomm
 
-#endif  // JAXCOMM_FFI_BACKENDS_HOST_ARENA_SEGMENT_H_
+#endif  // JAXCOMM_FFI_OS_SEGMENT_H_

@@ -1,4 +1,4 @@
-#include "ffi/backends/host/arena/segment.h"
+#include "ffi/os/segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
