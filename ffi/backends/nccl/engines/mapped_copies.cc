@@ -226,7 +226,8 @@ void MappedCopies::Allow(const MappedPlan& plan, size_t i, uint64_t number,
   const size_t slot = number % kSlots;
   for (int source : plan.chunks[i].sources) {
     WaitForSlot(member, memory_->own(rank.place), slot, operations);
-    member.used[slot] = {{rank.rank}, number};
+    // This rank reads it before its streams come to what uses the slot next.
+    member.used[slot].users.clear();
     const cuda::Pointer word =
         AllowedBy(memory_->of(rank.place, source), rank.rank, slot);
     operations.push_back({MemOp::kWrite, word, number});
@@ -286,13 +287,15 @@ Status MappedCopies::Pull(const MappedPlan& plan, size_t i, uint64_t number,
         PointerOf(call.results[step.leaf]) + static_cast<cuda::Pointer>(step.to),
         memory + slot * kSlotBytes + static_cast<cuda::Pointer>(step.from), stream));
   }
+  if (plan.is_pushed) {
+    Allow(plan, i + kSlots, number + kSlots, rank, operations);
+    return OkStatus();
+  }
   for (int source : chunk.sources) {
     const cuda::Pointer word =
-        plan.is_pushed ? PulledBy(own, rank.rank, slot)
-                       : PulledBy(memory_->of(rank.place, source), rank.rank, slot);
+        PulledBy(memory_->of(rank.place, source), rank.rank, slot);
     operations.push_back({MemOp::kWrite, word, number});
   }
-  if (plan.is_pushed) Allow(plan, i + kSlots, number + kSlots, rank, operations);
   return OkStatus();
 }
 
