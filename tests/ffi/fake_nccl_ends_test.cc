@@ -34,15 +34,6 @@ struct Communicators {
   std::shared_ptr<Communicator> first, second;
 };
 
-// One psum of a number, as one device.
-struct Psum : Part {
-  explicit Psum(int device) : Part(device, TheSite()) { operand[0] = 1; }
-  static CallSite* TheSite() {
-    static CallSite* const site = FloatSite("all_reduce", {}, 1).release();
-    return site;
-  }
-};
-
 // The rank waits in vain; the wait for its stream ends with `expected`.
 void TimeOut(Communicator& communicator, Psum& sum, cuda::Result expected) {
   CHECK_OK(sum.Enqueue(communicator));
@@ -283,59 +274,6 @@ TEST_ALONE(an_operation_that_becomes_one_in_flight_is_never_overlooked, EXIT_SUC
   queue.Release();
 }
 
-// Communicators of two devices of this process: `spanning` takes one of them for that
-// of a process that may end.
-struct BesideAProcess {
-  BesideAProcess() {
-    const nccl::UniqueId id = NewId();
-    world = Must(NcclWorld::Create(Library(), 2, {{100, 0, 0}, {101, 1, 1}},
-                                   {id.internal, sizeof(id.internal)}, {},
-                                   {kHangSeconds}, {PeerOf(process.pid(), 1)}));
-    spanning = MakeOf({{0, 1}});
-    own = MakeOf({{0, 0}});
-  }
-  std::shared_ptr<Communicator> MakeOf(std::vector<std::vector<int>> processes) {
-    CommunicatorSpec spec = Spec({{100, 101}});
-    spec.processes = std::move(processes);
-    NcclSpec how{world, {}, {kHangSeconds}, {}, OnFailure::kRaise};
-    return Must(MakeNcclCommunicator(std::move(spec), how));
-  }
-
-  Child process;
-  std::shared_ptr<NcclWorld> world;
-  std::shared_ptr<Communicator> spanning, own;
-};
-
-TEST_ALONE(a_process_that_ends_leaves_others_to_their_work, EXIT_SUCCESS) {
-  BesideAProcess beside;
-  Psum first(0), second(1);
-  CHECK_OK(first.Enqueue(*beside.own));
-  beside.process.Kill();
-  LetOthersRun();
-  CHECK_EQ(ProcessFailure::Get().first(), "");
-  CHECK_OK(second.Enqueue(*beside.own));
-  for (Psum* sum : {&first, &second}) {
-    CHECK_EQ(sum->on.Synchronize(), cuda::kSuccess);
-    CHECK_EQ(sum->result[0], 2.0f);
-  }
-  CHECK_TRUE(Until([] { return !ProcessFailure::Get().first().empty(); }));
-  CHECK_CONTAINS(ProcessFailure::Get().first(), "process 1 (rank 1) has ended");
-  CHECK_TRUE(!DevicesAreStopped());
-}
-
-// It may be running, which nobody sees.
-TEST_ALONE(a_process_that_ends_stops_what_a_graph_has_recorded, EXIT_SUCCESS) {
-  BesideAProcess beside;
-  Psum recorded(0);
-  TheFake().set_capturing(recorded.on.stream, true);
-  Call call = recorded.CallOf();
-  call.may_be_captured = true;
-  CHECK_OK(beside.spanning->Enqueue(call, recorded.on.stream));
-  TheFake().set_capturing(recorded.on.stream, false);
-  beside.process.Kill();
-  CHECK_TRUE(Until([] { return DevicesAreStopped(); }));
-}
-
 TEST_ALONE(devices_are_stopped_where_nobody_reads_why, EXIT_SUCCESS) {
   Communicators two(OnFailure::kRaise);
   Psum waits(0);
@@ -377,43 +315,6 @@ TEST_ALONE(a_watch_that_the_driver_keeps_waiting_ends_the_process, kEndedStatus)
   hangs = true;  // only the watch asks for events
   CHECK_OK(waits.Enqueue(*two.first));
   Forever();
-}
-
-// One that compares calls, of three devices.
-std::shared_ptr<Communicator> MakeChecked(double timeout_seconds = kHangSeconds) {
-  Options options;
-  options.size = 3;
-  options.timeout = timeout_seconds;
-  options.check = true;
-  return Make(options);
-}
-
-TEST(ranks_that_disagree_all_hear_who_differs_from_most) {
-  auto communicator = MakeChecked();
-  const auto gather = FloatSite("all_gather", {1}, 1, 3);
-  ForRanks(3, [&](int device) {
-    Part part(device, device == 0 ? gather.get() : Psum::TheSite());
-    const Status refused = part.Enqueue(*communicator);
-    CHECK_FAILS(refused, "JAXCOMM_CHECK: ranks disagree: rank 0 calls all_gather(");
-    CHECK_FAILS(refused, "where rank 1 calls all_reduce(float32[1])");
-    CHECK_EQ(part.result[0], -1.0f);
-  });
-}
-
-TEST(ranks_that_agree_go_on) {
-  auto communicator = MakeChecked();
-  ForRanks(3, [&](int device) {
-    for (int call = 0; call < 2; ++call) {
-      Psum sum(device);
-      CHECK_OK(sum.Enqueue(*communicator));
-      CHECK_EQ(sum.on.Synchronize(), cuda::kSuccess);
-      CHECK_EQ(sum.result[0], 3.0f);
-    }
-  });
-}
-
-TEST_ALONE(a_rank_that_does_not_call_is_waited_for_until_the_timeout, EXIT_SUCCESS) {
-  CHECK_FAILS(Psum(0).Enqueue(*MakeChecked(kExpires)), "not done after 1 s");
 }
 
 }  // namespace

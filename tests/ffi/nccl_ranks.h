@@ -176,6 +176,15 @@ struct Part {
   std::vector<void*> results;
 };
 
+// One psum of a number, as one device.
+struct Psum : Part {
+  explicit Psum(int device) : Part(device, TheSite()) { operand[0] = 1; }
+  static CallSite* TheSite() {
+    static CallSite* const site = FloatSite("all_reduce", {}, 1).release();
+    return site;
+  }
+};
+
 using Parts = std::vector<std::unique_ptr<Part>>;
 
 // Runs `body` for each rank in a thread, and waits for its stream.
