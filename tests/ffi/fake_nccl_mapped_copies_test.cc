@@ -299,6 +299,61 @@ TEST_ALONE(what_is_launched_beside_a_failure_is_released, EXIT_SUCCESS) {
   CHECK_TRUE(std::isnan(part.result[0]));
 }
 
+// Staging is ahead of what the others pull, and waits for them in another stream than
+// the program's.
+TEST_ALONE(more_than_the_slots_hold_is_released, EXIT_SUCCESS) {
+  const nccl::UniqueId id = NewId();
+  Pipe ends;
+  const auto exchange = Exchange(2, 68);  // five slots
+  Child other([&] {
+    new Process(id, {1}, 2, Library());  // ends with this process
+    ends.Wait();
+  });
+  Process own(id, {0}, 2, Library(), kExpires);
+  Part part(0, exchange.get());
+  CHECK_OK(part.Enqueue(*own.communicator));
+  CHECK_TRUE(Until([&] { return own.world->health()->is_broken(); }));
+  ends.Tell();
+  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
+  own.world->health()->Settle();
+  CHECK_TRUE(
+      Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
+  CHECK_TRUE(std::isnan(part.result[0]));
+}
+
+Gate first_copy;
+std::atomic<int> copies{0};
+
+// XLA gives operands back behind the program's stream, also after a failure.
+TEST_ALONE(a_launch_that_fails_waits_for_what_reads_its_operands, EXIT_SUCCESS) {
+  const nccl::UniqueId id = NewId();
+  Pipe ends;
+  const auto exchange = Exchange(2, 20);  // two slots
+  Child other([&] {
+    new Process(id, {1}, 2, Library());  // ends with this process
+    ends.Wait();
+  });
+  NcclLibrary library = Library();
+  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                                    cuda::Stream stream) {
+    const int before = copies++;
+    if (before == 0) first_copy.Hold(stream);
+    if (before == 1) return cuda::kInvalidValue;
+    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
+  };
+  Process own(id, {0}, 2, library);
+  Part part(0, exchange.get());
+  CHECK_TRUE(part.Enqueue(*own.communicator).failure());
+  const Milestone given_back(part.on.stream);
+  LetOthersRun();
+  CHECK_TRUE(!given_back.passed());
+  first_copy.Open();
+  part.on.Synchronize();
+  CHECK_TRUE(given_back.passed());
+  ends.Tell();
+  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
+}
+
 Pipe *closes = nullptr, *may_close = nullptr;
 
 // CUDA does not define what happens if memory is freed that another process has mapped,
