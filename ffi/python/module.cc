@@ -17,7 +17,6 @@
 
 #include "ffi/backends/host/arena/arena_memory.h"
 #include "ffi/backends/host/arena/process_set.h"
-#include "ffi/os/segment.h"
 #include "ffi/backends/host/local/local_communicator.h"
 #include "ffi/backends/host/local/local_timeout.h"
 #include "ffi/backends/nccl/kernels/kernels.h"
@@ -27,6 +26,7 @@
 #include "ffi/flight/dump_signal.h"
 #include "ffi/flight/flight_dump.h"
 #include "ffi/flight/python_stacks.h"
+#include "ffi/os/segment.h"
 #include "ffi/python/module.h"
 #include "ffi/xla/handler.h"
 #include "xla/ffi/api/ffi.h"

@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <deque>
 
-#include "ffi/os/segment.h"
 #include "ffi/core/hash.h"
+#include "ffi/os/segment.h"
 #include "tests/ffi/processes.h"
 
 namespace jaxcomm::testing {

@@ -1,11 +1,11 @@
 // Transfers and doorbells, as they are shipped, under every schedule of two processes
 // up to some surprises. See schedules.h.
-#include "ffi/os/segment.h"
 #include "ffi/backends/host/arena/stream_plan.h"
 #include "ffi/backends/host/reduce/execute.h"
 #include "ffi/core/hash.h"
 #include "ffi/os/cores.h"
 #include "ffi/os/forked.h"
+#include "ffi/os/segment.h"
 #include "tests/ffi/check.h"
 #include "tests/ffi/ranks.h"
 #include "tests/ffi/schedules.h"

@@ -16,8 +16,8 @@
 #include <string_view>
 
 #include "ffi/backends/host/arena/doorbell.h"
-#include "ffi/os/segment.h"
 #include "ffi/base/status.h"
+#include "ffi/os/segment.h"
 
 namespace jaxcomm {
 
