@@ -17,6 +17,7 @@ from jaxcomm.attention import document_layout, segment_ids_of, table
 from jaxcomm.attention.strategies import loop, packing
 
 pytestmark = pytest.mark.usefixtures("called")
+thorough = pytest.mark.thorough
 
 TOKENS, SIZE = 48, 4
 # Of bfloat16, relative to the largest number.
@@ -28,7 +29,9 @@ FEWEST = [11, 2, 11, 1, 11, 12]
 EACH_WAY = [WHOLE, FEWEST, SOME, ALL]
 AGAIN = np.repeat([3, 1, 3, 0], 12).astype(np.int32)
 PADDED = np.where(np.arange(TOKENS) % 15 > 10, -1, np.arange(TOKENS) // 15)
-EACH = [("ring", [WHOLE, SOME, ALL]), ("halo", [ALL]), ("all_gather", [ALL])]
+RING = "ring", [WHOLE, SOME, ALL]
+HALO = "halo", [ALL]
+GATHERED = "all_gather", [ALL]
 
 
 def ids_of(lengths):
@@ -67,8 +70,11 @@ def compare(*each, window=None, programs=None, **how):
         # there are three sends forward, three back, which begin with a block that is
         # far away, and one home.
         ("contiguous", [(WHOLE, 0), (SOME, 1), (ALL, 8), (PADDED, 8)]),
-        # Ranks 1 and 2 have few tokens of what is cut, and not the same ones.
-        ("zigzag", [(WHOLE, 8), ([6, 4, 4, 4, 6, 6, 4, 4, 4, 6], 1)]),
+        # Ranks 1 and 2 have few tokens of what is cut, and not the same ones. Ranks of
+        # "documents" have several chunks, too.
+        pytest.param(
+            "zigzag", [(WHOLE, 8), ([6, 4, 4, 4, 6, 6, 4, 4, 4, 6], 1)], marks=thorough
+        ),
         # Dealt whole, but for one; and one that is cut in chunks.
         ("documents", [([12] * 4, 0), (ALL, 8), (WHOLE, 0), ([5, 1, 30, 9, 3], 8)]),
     ],
@@ -90,7 +96,12 @@ def test_what_nobody_sees_is_not_sent(make, sends):
 
 @pytest.mark.parametrize(
     ("strategy", "lengths", "many"),
-    [*((*each, 24) for each in EACH), (*EACH[-1], 1)],
+    [
+        (*RING, 24),
+        (*HALO, 24),
+        pytest.param(*GATHERED, 24, marks=thorough),
+        (*GATHERED, 1),
+    ],
 )
 def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents; with padding, too."""
@@ -102,7 +113,8 @@ def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "each"), [("ring", [SOME, ALL, AGAIN]), ("halo", [ALL])]
+    ("strategy", "each"),
+    [("ring", [SOME, ALL, AGAIN]), pytest.param("halo", [ALL], marks=thorough)],
 )
 def test_groups_of_ranks_that_may_differ(strategy, each):
     """What is sent is no part of a way: XLA's collectives would wait for all groups."""
@@ -142,7 +154,12 @@ def test_a_mapped_batch_goes_one_way():
 @pytest.mark.parametrize(
     ("strategy", "each", "size"),
     # One rank has no hops, which look for all ranks.
-    [("ring", [WHOLE], 1), *((*each, SIZE) for each in EACH)],
+    [
+        ("ring", [WHOLE], 1),
+        (*RING, SIZE),
+        (*HALO, SIZE),
+        (*GATHERED, SIZE),
+    ],
 )
 def test_wrong_tokens_of_one_rank_are_nan_on_all(strategy, each, size):
     arrays, _ = arrays_of()
@@ -242,9 +259,9 @@ def test_agreed_tokens_choose_nothing(lengths):
             assert np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)[2].all()
 
 
-@pytest.mark.parametrize(
-    "has_table", [pytest.param(True, marks=pytest.mark.thorough), False]
-)
+# Of XLA's kernel and documents, test_ring_transforms.py has them in `make test`.
+@thorough
+@pytest.mark.parametrize("has_table", [True, False])
 def test_second_derivatives_know_the_documents_of_others(has_table):
     """They are XLA's, which takes documents by number."""
     arrays, _ = arrays_of()
