@@ -223,7 +223,12 @@ def errors_in_bfloat16():
     return errors, errors(1, "ring")
 
 
-@pytest.mark.parametrize("strategy", ["ring", "ulysses", Usp(4)], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    # Usp is a ring of what Ulysses does.
+    ["ring", "ulysses", pytest.param(Usp(4), marks=pytest.mark.thorough)],
+    ids=str,
+)
 def test_the_error_in_bfloat16_is_that_of_one_device(errors_in_bfloat16, strategy):
     errors, alone = errors_in_bfloat16
     ratios = errors(8, strategy) / alone
