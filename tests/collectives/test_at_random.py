@@ -150,13 +150,17 @@ def by_lax(stacked, mesh_of):
     return give
 
 
+# In `make test` every third round: test_dtypes.py has each collective of each type.
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 9))]
+    ("seed", "step"),
+    [(0, 3), *(pytest.param(n, 1, marks=pytest.mark.thorough) for n in range(9))],
 )
 def test_calls_at_random_are_those_of_jax_lax(
-    stacked, identical, near, mesh_of, by_lax, seed
+    stacked, identical, near, mesh_of, by_lax, seed, step
 ):
     for number, (shape, calls, x) in enumerate(rounds(seed)):
+        if number % step:
+            continue
         mesh = mesh_of(shape, tuple("abc"[: len(shape)]))
 
         with jax.enable_x64(True):

@@ -61,7 +61,7 @@ def _second(call, loss, x, direction):
         (jaxcomm, _second, ("psum", "all_gather"), False),
         (HALVES, _first, STARTED, True),
         (HALVES, _second, STARTED, True),
-        (HALVES, _second, STARTED, False),
+        pytest.param(HALVES, _second, STARTED, False, marks=pytest.mark.thorough),
     ],
 )
 def test_derivatives_are_those_of_jax_lax(
