@@ -106,7 +106,17 @@ def ended(process):
     return err
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        # The one that raises there shows that, too.
+        pytest.param(
+            ending,
+            marks=[pytest.mark.thorough] * (ending == "in the middle of a collective"),
+        )
+        for ending in ENDINGS
+    ],
+)
 def test_the_process_ends_with_its_own_status(start, ending):
     code, status, message = ENDINGS[ending]
     process = start(code)
@@ -118,7 +128,11 @@ def test_the_process_ends_with_its_own_status(start, ending):
         assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# faults/test_interrupt.py interrupts what waits, too.
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)],
+)
 def test_a_signal_ends_it_though_a_rank_waits(start, number):
     process = start(
         # Once its input ends, rank 1 comes: nobody can interrupt a callback.
