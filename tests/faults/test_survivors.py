@@ -10,11 +10,10 @@ pytestmark = pytest.mark.multiprocess
 
 
 # tests/examples kills processes over the host backend, tests/nccl/test_shrink.py over
-# NCCL.
+# NCCL, in a first use too.
 USUAL = [
     ("host", "stopped"),
     ("nccl", "late"),
-    ("nccl", "stopped-first"),
     ("nccl", "stopped-in-connect"),
 ]
 # The host backend connects nothing.
