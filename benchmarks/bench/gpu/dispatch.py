@@ -14,8 +14,6 @@ from bench.gpu.timer import Timer, thunk
 
 # Experts of a rank, and numbers of a token. Two experts get each of 8,192 tokens.
 _EXPERTS, _WIDTH = 8, 4096
-# Exchanges in a row, each of what the one before gave: a model's layers wait so.
-_CHAIN = 8
 
 
 def rows(timer: Timer) -> Iterator[Figure]:
@@ -24,7 +22,7 @@ def rows(timer: Timer) -> Iterator[Figure]:
     policy = jaxcomm.CommPolicy(lanes=3, device_sizes=True)
     jaxcomm.init(timer.mesh, "i", lanes="sizes", policy=policy)
     for sent in (timer.sizes.sent, timer.sizes.sent // 8):
-        for times in (1, _CHAIN):
+        for times in (1, timer.sizes.exchanges):
             for reader, lane in (("hosts", None), ("GPUs", "sizes")):
                 yield _exchanges(timer, sent, times, reader, lane)
 

@@ -20,6 +20,7 @@ class Sizes:
       latent: query heads, key heads, and the sizes of keys and of values, which differ.
       states: heads of recurrent layers, and their size.
       tokens: of whole sequences.
+      exchanges: in a row, each of what the one before gave: a model's layers wait so.
       layers: of attention in one program, as a model has them.
       model: layers, width, query and key heads of a model, and tokens of a sequence.
       lengths, step: how many lengths of a sequence, and tokens from one to the next.
@@ -46,6 +47,7 @@ class Sizes:
     latent: tuple[int, int, int, int] = (16, 16, 192, 128)
     states: tuple[int, int] = (64, 128)
     tokens: tuple[int, ...] = (32768,)
+    exchanges: int = 8
     layers: int = 8
     model: tuple[int, int, int, int, int] = (4, 2048, 16, 4, 65536)
     lengths: int = 20
@@ -106,6 +108,7 @@ TINY = Sizes(
     latent=(2, 2, 16, 8),
     states=(2, 8),
     tokens=(64,),
+    exchanges=2,
     layers=2,
     model=(2, 16, 2, 1, 64),
     lengths=3,
