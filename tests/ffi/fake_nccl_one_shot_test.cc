@@ -301,6 +301,26 @@ TEST(all_kinds_are_right_between_lines_and_staged) {
   TestKinds(8, {most / 28 * 4 + 4}, 1);
 }
 
+TEST(boxes_have_room_for_every_work) {
+  for (int size = 2; size <= OneShotArguments::kMostRanks; ++size) {
+    for (const Kind& kind : KindsOf(size)) {
+      for (int64_t part = 4; part <= kMostStagedBytes / 4; part += part / 16 + 3) {
+        const auto site = FloatSite(kind.collective, kind.params, kind.operand * part,
+                                    kind.result * part);
+        const Plan plan = Must(site->MakePlan(size, nullptr));
+        const Steps steps = Must(MakeSteps(*site, plan, 0, Natives::kOf228));
+        for (const OneShotWork& work : MakeOneShotPlan(*site, plan, steps).works) {
+          const bool is_hop = work.target != OneShotArguments::kAll;
+          const uint32_t room = work.is_staged
+                                    ? OneShotMemory::Staged(is_hop ? 1 : size)
+                                    : OneShotMemory::Lines(size);
+          CHECK_TRUE(work.part <= room);
+        }
+      }
+    }
+  }
+}
+
 TEST(hops_in_which_a_rank_has_no_part_are_left_to_nccl) {
   auto communicator = MakeOneShot(3);
   for (const std::vector<int64_t>& sources :

@@ -136,7 +136,7 @@ bool IsHop(const Plan& plan) {
 }
 
 // Steps of a hop are a send and a receive of each leaf, in whichever order.
-std::optional<OneShotWork> HopOf(const Step& one, const Step& other) {
+std::optional<OneShotWork> HopOf(const Step& one, const Step& other, int size) {
   const Step& send = one.kind == Kind::kSend ? one : other;
   const Step& recv = one.kind == Kind::kSend ? other : one;
   if (send.kind != Kind::kSend || recv.kind != Kind::kRecv || send.leaf != recv.leaf ||
@@ -152,7 +152,10 @@ std::optional<OneShotWork> HopOf(const Step& one, const Step& other) {
   work.source = static_cast<uint32_t>(recv.peer);
   work.part = work.words = static_cast<uint32_t>(send.count / kWordBytes);
   if (!IsOfWords(work)) return std::nullopt;
-  work.is_staged = static_cast<int64_t>(send.count) > kMostLineBytes;
+  // The more ranks, the fewer lines has each.
+  work.is_staged =
+      work.part > std::min(static_cast<uint32_t>(kMostLineBytes / kWordBytes),
+                           OneShotMemory::Lines(size));
   // A hop has a half for itself.
   if (work.is_staged && !CanBeStaged(work, OneShotMemory::Staged(1))) {
     return std::nullopt;
@@ -174,7 +177,7 @@ std::vector<OneShotWork> WorksOf(const Plan& plan, const Steps& steps) {
   if (!std::all_of(steps.grouped.begin(), steps.grouped.end(), is_plain)) return works;
   for (size_t i = 0; i < steps.grouped.size(); i += each) {
     const std::optional<OneShotWork> work =
-        is_hop ? HopOf(steps.grouped[i], steps.grouped[i + 1])
+        is_hop ? HopOf(steps.grouped[i], steps.grouped[i + 1], plan.size)
                : WorkOf(steps.grouped[i], plan.size);
     if (!work.has_value()) return {};
     works.push_back(*work);
