@@ -167,10 +167,15 @@ def _copied(mesh, axis, source, arrays, specs):
 
         def placed(array, spec):
             parts = {shard.device: shard.data for shard in array.addressable_shards}
+            some = next(iter(parts.values()))
+            # A device whose row had left with others of the row has none yet.
             return jax.make_array_from_single_device_arrays(
                 array.shape,
                 jax.NamedSharding(mesh, spec),
-                [parts[device] for device in mine],
+                [
+                    parts[device] if device in parts else jax.device_put(some, device)
+                    for device in mine
+                ],
             )
 
         def send(arrays):

@@ -1,4 +1,6 @@
-"""What grow refuses. How it takes processes in: launch/test_rejoin.py."""
+"""What grow refuses and copies. How it takes processes in: launch/test_rejoin.py."""
+
+import importlib
 
 import jax
 import numpy as np
@@ -34,6 +36,18 @@ def test_what_cannot_be_copied_is_refused(axis, state, error, text):
     mesh = jax.make_mesh((8,), ("i",), (AUTO,))
     with pytest.raises(error, match=text):
         jaxcomm.grow(mesh, axis, state(mesh) if callable(state) else state)
+
+
+def test_a_row_that_comes_back_is_copied_to_devices_of_who_stayed():
+    """Its other devices were of a process that ended, so the row left as a whole."""
+    mesh = jax.make_mesh((3, 2), ("i", "j"), (AUTO, AUTO), devices=jax.devices()[:6])
+    row = jax.sharding.Mesh(mesh.devices[:1], ("i", "j"))
+    x = jax.device_put(np.arange(8.0), jax.NamedSharding(row, jax.P("j")))
+    module = importlib.import_module("jaxcomm.collectives.grow")
+    (copied,) = module._copied(mesh, "i", 0, [x], [jax.P("j")])
+    assert copied.sharding.device_set == {*mesh.devices.flat}
+    for shard in copied.addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.arange(8.0)[shard.index])
 
 
 def test_who_was_not_taken_in_does_not_take_the_others_for_lost(monkeypatch):
