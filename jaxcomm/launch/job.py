@@ -240,10 +240,8 @@ class Job:
 
         It may be stopped, or wait in the kernel, and it must write nothing any more.
         """
-        if not self._members.is_elastic:
+        if not self._members.is_elastic or number not in self._members.living:
             return False
-        if number not in self._members.living:
-            return self._members.end_failed(number)
         how = "was given up by the others"
         self._fail(number, SIGNAL_BASE + signal.SIGKILL, how, is_given_up=True)
         return True

@@ -49,8 +49,6 @@ class Members:
         self._all = len(running)
         # Given up and killed: until when the kernel has time to end them.
         self._killed: dict[int, float] = {}
-        # Given up once their programs had failed.
-        self._failed: set[int] = set()
         # Since when others have been stopped.
         self._stopped: dict[int, float] = {}
         # How often each was started again, and how often any may be.
@@ -73,17 +71,6 @@ class Members:
         if number in self._running:
             self._running[number].send_all(signal.SIGKILL)
             self._killed[number] = time.monotonic() + _KILLED_SECONDS
-
-    def end_failed(self, number: int) -> bool:
-        """End a process that has failed, and stays; return whether that is news.
-
-        Not one that was started again since: it waits to be taken in.
-        """
-        if number in self._waiting or number in self._failed:
-            return False
-        self._failed.add(number)
-        self.end_given_up(number)
-        return True
 
     def has_ended(self, number: int) -> None:
         """Wait no more for the kernel to end a process."""
@@ -139,7 +126,6 @@ class Members:
             if self.living & self._running.keys() <= self.done:
                 continue  # Nobody is left to take it in.
             self._starts[number] += 1
-            self._failed.discard(number)
             self._waiting.add(number)
             process = self._start(number, self._starts[number])
             self._output.say(

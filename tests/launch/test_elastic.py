@@ -135,31 +135,6 @@ print("process", i, "is done")
     assert "process 1 ended with status 1; 1 other goes on" in err
 
 
-def test_a_process_that_failed_and_stays_is_killed_once_it_is_given_up(launch, notes):
-    status, out, err = launch(
-        f"""{PROGRAM}
-import atexit
-from jaxcomm.communicator import presence
-def stay():
-    tell("failed")  # the launcher knows it by now
-    forever()
-if i == 1:
-    atexit.register(stay)
-    raise ValueError("mine")
-hear("failed")
-presence.give_up([1])
-until(lambda: not is_running(pids[1]), "the end of process 1")
-print("process", i, "is done")
-""",
-        processes=2,
-        elastic=True,
-        grace=0.5,
-    )
-    assert "process 0 is done" in out, err
-    assert status == 0, err
-    assert "process 1 ended with status 1; 1 other goes on" in err
-
-
 def test_who_was_given_up_is_killed_and_the_job_does_not_wait_for_it(
     launch, notes, assert_gone
 ):
