@@ -58,7 +58,8 @@ def grow(
     Raises:
       TypeError: if the mesh is none, or the state has other leaves.
       ValueError: if the mesh has no such axis, or an array is sharded over it or is on
-        another mesh.
+        another mesh. Also if it would take in a process while one lives that is not of
+        the mesh from before all losses: no later call could join the two.
       CommunicatorError: if a process ended meanwhile or did not come, gave another mesh
         or state. The others have what they had: go on with :func:`shrink`.
 

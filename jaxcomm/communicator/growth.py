@@ -7,7 +7,8 @@ step           what is done, and what ends it
 =============  =========================================================================
 say            who waits writes its start into the store of the whole job
 decide         the first one here that looks writes who is taken in; all here read that
-gather         those here meet: nobody is in a step any more
+gather         those here meet: nobody is in a step any more. All raise if a process
+               that is not of the mesh lives: it could not enter the epoch
 enter          all close their communicators and enter an *epoch*: a store without
                entries. What one was told or counted before has no meaning there
 meet           those here and those taken in compare meshes and states
@@ -31,14 +32,13 @@ import numpy as np
 from jaxcomm import config
 from jaxcomm.communicator import (
     cache,
-    failures,
     forks,
     hosts,
     membership,
     rendezvous,
 )
 from jaxcomm.communicator.backends.backend import processes_of
-from jaxcomm.communicator.out_of_step import listed
+from jaxcomm.communicator.out_of_step import listed, names
 from jaxcomm.communicator.store import enter, of_job, of_whole_job
 from jaxcomm.communicator.survivors import rounds_of, wholes
 from jaxcomm.errors import CommunicatorError
@@ -87,7 +87,7 @@ def take_in(
         taken = _decide(whole, axis, here, missing, me, wait, name)
         if not taken:
             return None
-        _gather(here, taken, me, name)
+        _gather(whole, here, taken, me, name)
     bigger, source = with_rows_of(whole, axis, here, taken)
     if bigger is not whole:
         wholes[bigger] = whole
@@ -145,12 +145,21 @@ def _decide(whole, axis, here, missing, me: int, wait: float, name: str):
     return {int(process): start for process, start in found.items()}
 
 
-def _gather(here, taken: dict[int, int], me: int, epoch: str) -> None:
+def _gather(whole, here, taken: dict[int, int], me: int, epoch: str) -> None:
     """Meet the others here, then enter an epoch with those that are taken in."""
-    names = listed(sorted(taken))
-    rendezvous.meet(here, me, f"take in {names} (jaxcomm.grow)", None)
+    who = listed(sorted(taken))
+    outside = {*range(jax.process_count())} - {*processes_of(whole)}
+    left = sorted(outside - hosts.ended(outside, me))
+    found = rendezvous.meet(here, me, f"take in {who} (jaxcomm.grow)", left)
+    # One that some here saw end counts as ended: all raise, or none.
+    if living := set.intersection(*map(set, found.values())):
+        raise ValueError(
+            f"grow: processes {names(here)} are to take in {who}, and "
+            f"{listed(sorted(living))} outside of the mesh did not end. No later call "
+            f"could join the two sets. Call jaxcomm.shrink and jaxcomm.grow with a "
+            f"mesh of all processes of the job"
+        )
     cache.leave()
-    failures.stop()
     starts = hosts.starts() | taken
     for process, start in taken.items():
         found = [epoch, here, taken, starts]

@@ -14,7 +14,7 @@ from jaxcomm._built import ABSENCE, VERSION, _ffi
 from jaxcomm.errors import CommunicatorError
 
 # Raise it with each change of the keys, of the JSON, or of what a process does with it.
-PROTOCOL = 3
+PROTOCOL = 4
 # Processes of a host must also agree on what lies where in the memory that they share.
 _MEMORY = 0 if ABSENCE else _ffi.shared_memory_layout() % 2**32
 
