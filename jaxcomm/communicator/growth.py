@@ -38,6 +38,7 @@ from jaxcomm.communicator import (
     rendezvous,
 )
 from jaxcomm.communicator.backends.backend import processes_of
+from jaxcomm.communicator.backends.nccl import registration
 from jaxcomm.communicator.out_of_step import listed, names
 from jaxcomm.communicator.store import enter, of_job, of_whole_job
 from jaxcomm.communicator.survivors import rounds_of, wholes
@@ -160,6 +161,7 @@ def _gather(whole, here, taken: dict[int, int], me: int, epoch: str) -> None:
             f"mesh of all processes of the job"
         )
     cache.leave()
+    registration.forget(taken)
     starts = hosts.starts() | taken
     for process, start in taken.items():
         found = [epoch, here, taken, starts]

@@ -46,6 +46,8 @@ class SymmetricPool:
 
     Every process of the mesh makes the same pools, and takes the same arrays from
     them, in the same order. :meth:`reset` takes back the memory of all arrays at once.
+    After :func:`jaxcomm.grow`, make pools anew: a process that came back has none, so
+    earlier ones are registered no more.
 
     Args:
       mesh: a ``jax.sharding.Mesh`` of NVIDIA GPUs.
@@ -102,6 +104,8 @@ class SymmetricPool:
         self.closed = False
         # By the key of the communicator.
         self._how: dict[int, str] = {}
+        # Why it is not registered with others.
+        self._why_not = "CommPolicy(symmetric=False)"
         ordinals = [device.local_hardware_id for device in mesh.local_devices]
         refused = None
         try:
@@ -150,7 +154,7 @@ class SymmetricPool:
         ``ncclCommRegister``, and why not as a window; else why it is not registered.
         """
         return {
-            member: self._how.get(member.key, "CommPolicy(symmetric=False)")
+            member: self._how.get(member.key, self._why_not)
             for member in cache.communicators()
             if not self.closed and self._is_beside(member)
         }
@@ -249,6 +253,11 @@ class SymmetricPool:
         """Say in one line how much there is and what is used."""
         state = "closed" if self.closed else f"{self.used_bytes} used"
         return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
+
+    def leave_out(self, why: str) -> None:
+        """Be registered with no communicator any more, and say why."""
+        self._how.clear()
+        self._why_not = why
 
     def register_with(self, key: int) -> None:
         """Register it with a communicator; called when that is made."""

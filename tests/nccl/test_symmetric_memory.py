@@ -152,6 +152,29 @@ def test_registrations_end_before_the_pool_and_before_their_communicator(
     assert not violations(stand_in)
 
 
+def test_a_pool_is_registered_no_more_once_a_process_without_it_was_taken_in(
+    stand_in, make_mesh
+):
+    mesh = make_mesh(i=2)
+    old = jaxcomm.SymmetricPool(mesh, SIZE)
+    registration.forget([1])  # which has no device of the mesh
+    jaxcomm.init(mesh, "i")
+    assert list(old.registrations().values()) == ["window"]
+    jaxcomm.finalize()
+    registration.forget([0])
+    stand_in.clear()
+    jaxcomm.init(mesh, "i")
+    assert not names(stand_in, *REGISTER)
+    (why,) = old.registrations().values()
+    assert why == "jaxcomm.grow took in a process without it; make another"
+    # As in the process that was taken in, where it is the first.
+    new = jaxcomm.SymmetricPool(mesh, SIZE)
+    assert new.number == 1
+    assert list(new.registrations().values()) == ["window"]
+    new.close(), old.close()
+    assert not violations(stand_in)
+
+
 def test_memory_comes_back_all_at_once_when_no_array_is_left(pool, monkeypatch):
     x = pool.zeros((2, 1024), spec=jax.P("i"))
     assert pool.used_bytes == 4096

@@ -8,18 +8,19 @@ communicator, which they all do, and first compare what each is about to registe
 import hashlib
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 
 from jaxcomm._built import _ffi
+from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.backends.nccl import agreement
 from jaxcomm.errors import CommunicatorError
 
-# Live pools, oldest first, and how many there ever were on the same devices: by that
-# number processes mean the same pool.
+# Live pools, oldest first, and how many there ever were on the same devices, by these
+# and their processes: by that number processes mean the same pool.
 _pools: list[weakref.ref] = []
-_made: dict[tuple[int, ...], int] = {}
+_made: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
 
 def device_ids(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
@@ -30,9 +31,23 @@ def device_ids(mesh: jax.sharding.Mesh) -> tuple[int, ...]:
 def add(pool) -> int:
     """Remember a pool as long as it lives; return its number on its devices."""
     _pools.append(weakref.ref(pool))
-    ids = device_ids(pool.mesh)
-    _made[ids] = _made.get(ids, 0) + 1
-    return _made[ids]
+    place = device_ids(pool.mesh), processes_of(pool.mesh)
+    _made[place] = _made.get(place, 0) + 1
+    return _made[place]
+
+
+def forget(taken: Collection[int]) -> None:
+    """Register no pool any more that processes share which were started again.
+
+    They have none of these pools, and count theirs from the beginning. So the others
+    count theirs anew, too.
+    """
+    for pool in pools():
+        if not {*taken}.isdisjoint(processes_of(pool.mesh)):
+            _pools.remove(weakref.ref(pool))
+            pool.leave_out("jaxcomm.grow took in a process without it; make another")
+    for place in [each for each in _made if not {*taken}.isdisjoint(each[1])]:
+        del _made[place]
 
 
 def pools(mesh: jax.sharding.Mesh | None = None) -> list:
