@@ -88,6 +88,9 @@ class Witness:
         now = time.monotonic()
         awaited = {n: records.version(self._folder, n) for n in await_from}
         for number in ask:
+            if number not in self._processes:
+                awaited.pop(number, None)
+                continue  # It failed and stays, and was asked then.
             process, usage = self._processes[number], self._before[number]
             if usage is None or usage.state == "Z":
                 continue  # It is about to end, and that is an answer.
