@@ -7,7 +7,13 @@ import jax
 
 from jaxcomm import compat, config
 from jaxcomm.collectives.rooted import pbroadcast
-from jaxcomm.communicator import cache, growth, membership, rendezvous
+from jaxcomm.communicator import (
+    cache,
+    growth,
+    membership,
+    presence,
+    rendezvous,
+)
 from jaxcomm.communicator.backends.backend import processes_of
 from jaxcomm.communicator.init import init, seconds_of
 from jaxcomm.communicator.out_of_step import listed
@@ -82,7 +88,12 @@ def grow(
     if found is None:
         return mesh, state
     bigger, source, by = found
-    leaves = _share(bigger, axis, source, by, leaves, str(structure))
+    try:
+        leaves = _share(bigger, axis, source, by, leaves, str(structure))
+    except rendezvous.LateError as error:
+        # One that hangs would keep its GPUs, and never be started again.
+        presence.give_up({*error.processes} - {*processes_of(mesh)})
+        raise
     cache.finalize()
     membership.take_in_this()
     return bigger, jax.tree.unflatten(structure, leaves)

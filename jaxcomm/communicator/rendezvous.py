@@ -161,7 +161,15 @@ def check_member(processes: tuple[int, ...], me: int) -> None:
 
 
 class LateError(CommunicatorError):
-    """Other processes have ended, or do not come: all that came raise it."""
+    """Other processes have ended, or do not come: all that came raise it.
+
+    Attributes:
+      processes: these, as far as known.
+    """
+
+    def __init__(self, text: str, processes: Sequence[int] = ()):
+        super().__init__(text)
+        self.processes = processes
 
 
 def tell_waiting(
@@ -250,8 +258,9 @@ class _Member:
         if "other" in outcome:
             self._past.raised.add((outcome["other"], self._me))
         self._is_over = True
-        kind = LateError if "late" in outcome else CommunicatorError
-        raise kind(outcome["error"])
+        if "late" in outcome:
+            raise LateError(outcome["error"], outcome["late"])
+        raise CommunicatorError(outcome["error"])
 
     def end(self, why: str, for_good: bool) -> None:
         """Have it leave, from another thread, which wakes it. See :func:`refused`."""

@@ -95,7 +95,7 @@ def join(report=lambda news: None) -> None:
 
     from jaxcomm import compat, config
     from jaxcomm._built import ABSENCE
-    from jaxcomm.communicator import extension, membership, presence
+    from jaxcomm.communicator import extension, hosts, membership, presence
 
     ours = place()
     if "JAXCOMM_LAUNCHED" in os.environ and not ABSENCE:
@@ -108,7 +108,11 @@ def join(report=lambda news: None) -> None:
             Compiled(pathlib.Path(folder, name)).keep()
     is_elastic = os.environ.get("JAXCOMM_ELASTIC") == "1"
     if is_elastic:
-        presence.tell_of_given_up(lambda process: report(f"gave-up {process}"))
+
+        def give_up(process):
+            report(f"gave-up {process} {hosts.starts().get(process, 0)}")
+
+        presence.tell_of_given_up(give_up)
         membership.tell_of_joining(lambda: report("joined"))
     process = os.getpid()
     initialize = jax.distributed.initialize

@@ -36,9 +36,10 @@ _LOOK_SECONDS = 0.1
 _LAST_PATIENCE_SECONDS = 0.6
 # What a process reports, see child.py: its number, then its status, that all have
 # joined, that the others took it in, that its program ended well, or a process that it
-# and others go on without.
+# and others go on without, with how often that one had been started again.
 _REPORT = re.compile(
-    rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready|joined|done)|gave-up ([0-9]{1,7}))"
+    rb"([0-9]{1,7}) (?:([0-9]{1,3})|(ready|joined|done)"
+    rb"|gave-up ([0-9]{1,7}) ([0-9]{1,5}))"
 )
 
 
@@ -200,7 +201,7 @@ class Job:
         except BlockingIOError:
             return
         for form in filter(None, map(_REPORT.fullmatch, lines)):
-            number, status, news, given_up = form.groups()
+            number, status, news, given_up, starts = form.groups()
             if news == b"ready":
                 self._members.is_ready = True
             elif news == b"joined":
@@ -212,7 +213,7 @@ class Job:
                 self._fail(int(number), int(status))
                 if not self._inquiries:
                     self._all[int(number)].release()
-            elif self._give_up(int(given_up)):
+            elif self._give_up(int(given_up), int(starts)):
                 self._ends.tell_given_up(int(given_up))
 
     def _read_ends(self):
@@ -235,16 +236,28 @@ class Job:
                 "host 0, which served jax.distributed, is lost; stopping"
             )
 
-    def _give_up(self, number) -> bool:
-        """End a process that the others go on without; return whether that is news.
+    def _give_up(self, number, starts=0) -> bool:
+        """End a process that the others go on without; return whether it was living.
 
         It may be stopped, or wait in the kernel, and it must write nothing any more.
+        Its program may have failed before, or it may wait to be taken in.
         """
-        if not self._members.is_elastic or number not in self._members.living:
+        members = self._members
+        if not members.is_elastic or not members.give_up(number, starts):
             return False
+        was_living = number in members.living
         how = "was given up by the others"
         self._fail(number, SIGNAL_BASE + signal.SIGKILL, how, is_given_up=True)
-        return True
+        stays = number in self._running and not self._stopping.has_begun
+        if not was_living and stays:
+            # First it answers, perhaps a question of before, too.
+            self._inquiries.add(
+                [number],
+                [number],
+                _LAST_PATIENCE_SECONDS,
+                lambda: members.end_given_up(number),
+            )
+        return was_living
 
     def _is_alone_in_watching(self) -> bool:
         """Return whether perhaps nobody else sees that a process is stopped."""

@@ -49,6 +49,8 @@ class Members:
         self._all = len(running)
         # Given up and killed: until when the kernel has time to end them.
         self._killed: dict[int, float] = {}
+        # Given up, each with how often it had been started again.
+        self._given_up: set[tuple[int, int]] = set()
         # Since when others have been stopped.
         self._stopped: dict[int, float] = {}
         # How often each was started again, and how often any may be.
@@ -65,6 +67,20 @@ class Members:
     def deadline(self) -> float:
         """Return when a killed process is left behind, at the soonest."""
         return min(self._killed.values(), default=float("inf"))
+
+    def give_up(self, number: int, starts: int) -> bool:
+        """Note that the others gave up a process; return whether that is news.
+
+        Each of the others says so, perhaps after the process was started again.
+
+        Args:
+          number: of the process.
+          starts: how often the one that they gave up had been started again.
+        """
+        if starts != self._starts[number] or (number, starts) in self._given_up:
+            return False
+        self._given_up.add((number, starts))
+        return True
 
     def end_given_up(self, number: int) -> None:
         """End a process that the others go on without."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm.communicator import growth, presence, rendezvous
 
 AUTO = jax.sharding.AxisType.Auto
 
@@ -48,6 +49,24 @@ def test_a_row_that_comes_back_is_copied_to_devices_of_who_stayed():
     assert copied.sharding.device_set == {*mesh.devices.flat}
     for shard in copied.addressable_shards:
         np.testing.assert_array_equal(shard.data, np.arange(8.0)[shard.index])
+
+
+def test_who_hangs_while_it_is_taken_in_is_given_up(monkeypatch):
+    """The launcher kills it, and starts it once more."""
+    mesh = jax.make_mesh((8,), ("i",), (AUTO,))
+    late = rendezvous.LateError("process 1 did not come", [0, 1])
+
+    def share(*arguments):
+        raise late
+
+    given_up = []
+    module = importlib.import_module("jaxcomm.collectives.grow")
+    monkeypatch.setattr(growth, "take_in", lambda *arguments: (mesh, 0, 0))
+    monkeypatch.setattr(module, "_share", share)
+    monkeypatch.setattr(presence, "_tell_launcher", given_up.append)
+    with pytest.raises(jaxcomm.CommunicatorError, match="did not come"):
+        jaxcomm.grow(mesh, "i", None)
+    assert given_up == [1]
 
 
 def test_who_was_not_taken_in_does_not_take_the_others_for_lost(monkeypatch):

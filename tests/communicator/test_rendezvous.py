@@ -103,6 +103,7 @@ def test_those_that_did_not_come_are_named_and_may_come_later(store, absent, nam
     there = [p for p in MANY if p not in absent]
     met, messages = store.run(dict.fromkeys(there, meets(MANY)))
     all_told(met, f" waited 60 s for {named} of [10, 11, 12, ..., 49] (40 processes)")
+    assert all([*error.processes] == [*absent] for error in met.values())
     assert 60 <= store.now < 61
     # In each second a process waits, and one of all looks.
     assert sum(messages.values()) < len(there) * (60 + 8) + 3 * 60

@@ -115,24 +115,32 @@ print("process", i, "is done")
     assert_gone([(notes / "pid-1").read_text()])
 
 
-def test_a_process_that_failed_and_stays_is_ended_with_the_job(launch, notes):
+def test_a_process_that_failed_and_stays_ends_once_given_up_or_with_the_job(
+    launch, notes
+):
     status, out, err = launch(
         f"""{PROGRAM}
 import atexit
-if i == 1:
-    atexit.register(forever)
-    tell("failed")
+from jaxcomm.communicator import presence
+def stay():
+    tell(f"failed-{{i}}")  # the launcher knows it by now
+    forever()
+if i > 0:
+    atexit.register(stay)
     raise ValueError("mine")
-hear("failed")
-print("process", i, "is done")
+hear("failed-1"), hear("failed-2")
+presence.give_up([1])
+until(lambda: not is_running(pids[1]), "the end of process 1")
+print("process", i, "is done,", is_running(pids[2]))
 """,
-        processes=2,
+        processes=3,
         elastic=True,
         grace=0.5,
     )
     assert status == 0, err
-    assert "process 0 is done" in out
-    assert "process 1 ended with status 1; 1 other goes on" in err
+    assert "process 0 is done, True" in out
+    for i in 1, 2:
+        assert f"process {i} ended with status 1; " in err
 
 
 def test_who_was_given_up_is_killed_and_the_job_does_not_wait_for_it(

@@ -55,17 +55,56 @@ def reports(tmp_path, monkeypatch):
     read.all, read.said, read.answer, read.is_answered = made, said, answer, False
     silent = types.SimpleNamespace(
         say=said.append, tell=lambda *_: None, tell_given_up=said.append,
-        blame=lambda *_: None, is_of_many_hosts=False,
+        blame=lambda *_: None, is_of_many_hosts=False, piped=False,
     )  # fmt: skip
     read.job = job.Job(
-        list(made.values()), None, read_end,
-        options.Options(3, "train.py", elastic=True, rejoin=1), float("inf"),
+        list(made.values()), lambda number, starts: FakeProcess(number), read_end,
+        options.Options(3, "train.py", elastic=True, rejoin=2), float("inf"),
         None, silent, silent, witness.Witness(made, tmp_path), silent,
     )  # fmt: skip
     read("0 ready")
     yield read
     for end in read_end, write_end:
         os.close(end)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_who_is_given_up_by_several_is_killed_once_it_was_asked(
+    reports, failed, is_answered
+):
+    if failed:
+        reports("1 1")
+        if is_answered:
+            reports.answer()
+    sent = reports("0 gave-up 1 0", "2 gave-up 1 0")
+    assert "SIGUSR1" in sent
+    assert "SIGKILL" not in sent
+    reports.answer()
+    reports("0 gave-up 1 0")
+    reports.answer()
+    assert sent.count("SIGKILL") == 1
+    assert sent[-1] == "SIGKILL"
+    assert reports.all[0].sent == reports.all[2].sent == []
+
+
+def test_who_hangs_while_it_is_taken_in_is_killed_and_started_once_more(reports):
+    reports("1 1")
+    reports.answer()
+    running = reports.job._running
+    del running[1]  # it has ended
+    (again,) = reports.job._started_again()
+    # The others say so of the one before, whenever they come to it.
+    reports("0 gave-up 1 0", "2 gave-up 1 0")
+    reports.answer()
+    assert again.sent == []
+    reports("0 gave-up 1 1", "2 gave-up 1 1")
+    assert again.sent == ["SIGUSR1"]
+    reports.answer()
+    assert again.sent == ["SIGUSR1", "SIGKILL"]
+    assert "was given up by the others before it was taken in" in reports.said[-1]
+    del running[1]
+    assert [process.number for process in reports.job._started_again()] == [1]
 
 
 def test_a_process_that_failed_and_stays_does_not_trip_a_later_question(reports):
