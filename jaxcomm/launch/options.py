@@ -143,6 +143,10 @@ def parse(words: Sequence[str]) -> Options:
         parser.error(f"--min-processes: there are {total} processes")
     if given.rejoin and (not given.elastic or given.hosts > 1):
         parser.error("--rejoin goes with --elastic, and with one host")
+    if given.watch_timeout is None:
+        given.watch_timeout = Options.watch_timeout
+    elif not given.watch:
+        parser.error("--watch-timeout goes with --watch")
     _check_hosts(parser, given)
     return Options(script=program[0], arguments=tuple(program[1:]), **vars(given))
 
@@ -158,6 +162,11 @@ def _check_hosts(parser, given):
         parser.error(
             "--hosts goes with --elastic, and not with --max-restarts. Let the "
             "scheduler start a job of several hosts again"
+        )
+    if given.coordinator_port is not None:
+        parser.error(
+            "--coordinator-port is of one host. With --hosts, the port is that of "
+            "--coordinator HOST:PORT"
         )
     host, _, port = given.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65535:
@@ -307,10 +316,9 @@ def _parser():
     add(
         "--watch-timeout",
         type=_seconds,
-        default=Options.watch_timeout,
         metavar="SECONDS",
         help="with --watch: without progress for so long, tell; with --max-restarts, "
-        "end the attempt too (default: %(default)g)",
+        f"end the attempt too (default: {Options.watch_timeout:g})",
     )
     names = {
         name

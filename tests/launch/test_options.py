@@ -24,6 +24,9 @@ def script(tmp_path, monkeypatch):
         ("-n 4 --elastic --hosts 2 --host 1 --coordinator a:12 --secret s train.py",
          Options(4, "train.py", elastic=True, hosts=2, host=1, coordinator="a:12",
                  secret="s")),
+        ("-n 2 --watch train.py", Options(2, "train.py", watch=True)),
+        ("-n 2 --watch --watch-timeout 9 train.py",
+         Options(2, "train.py", watch=True, watch_timeout=9.0)),
         ("-n2 -m json.tool -m x", Options(2, "json.tool", ("-m", "x"), module=True)),
         ("--processes=3 --devices-per-process 2 --platform cuda --no-prefix "
          "--coordinator-port 123 --timeout 99.5 --grace 2 --max-restarts 7 "
@@ -60,6 +63,9 @@ def test_options_are_read(words, parsed):
         ("-n 2 --host 1 train.py", "--host, --coordinator and --secret go with"),
         ("-n 2 --elastic --hosts 2 --host 2 train.py", "numbers 0 to 1"),
         ("-n 2 --elastic --hosts 2 train.py", "--coordinator: give HOST:PORT"),
+        ("-n 2 --elastic --hosts 2 --coordinator a:12 --secret s "
+         "--coordinator-port 13 train.py", "With --hosts, the port is that of --coord"),
+        ("-n 2 --watch-timeout 9 train.py", "--watch-timeout goes with --watch"),
         ("-n 2 --elastic --hosts 2 --coordinator a:12 train.py", "--secret: name a"),
         ("-n 2 absent.py", "there is no file 'absent.py'"),
         ("-n 2 -m no_such_package.x", "there is no module 'no_such_package'"),
