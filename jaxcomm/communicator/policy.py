@@ -130,8 +130,9 @@ class CommPolicy:
         and GPUs stay usable. Call :func:`jaxcomm.finalize` and :func:`jaxcomm.init` to
         go on. It launches one more small kernel for each operation. If processes share
         the communicator, none stops NCCL before all others have poisoned their results
-        or have ended. If one does not answer within ten seconds, such as a process that
-        is stopped, the others end with status 70.
+        or have ended. One that does not answer within two seconds, such as a process
+        that is stopped, is given up and killed. If nobody can kill it, the others end
+        with status 70 after ten seconds.
 
         ``"exit"``: the process ends with a message and status 70, after it wrote its
         flight record.
