@@ -102,7 +102,7 @@ def end(store: Store, processes: Collection[int], me: int) -> None:
     # First: the launcher's question may wake one, and it could still come to others.
     for process in processes:
         store.set(f"{_GIVEN_UP}/{process}", True, me)
-    if _tell_launcher is not None or not processes:
+    if _tell_launcher is not None:
         give_up(processes)
         return
     own = hosts.infos((me,))[me]
