@@ -35,8 +35,13 @@ constexpr int kMostMilliseconds = 1000;
 
 // What /proc/<pid>/stat says of a process.
 struct ProcessStat {
-  char state = 0;
+  char state = 0;  // of its first thread
+  uint64_t threads = 0;
   uint64_t start_time = 0;  // in clock ticks after boot
+
+  // A process that is killed may still hold memory of a GPU while its first thread is a
+  // zombie: another thread frees it.
+  bool has_ended() const { return state == 'X' || (state == 'Z' && threads <= 1); }
 };
 
 // None if the file cannot be read. That may have other reasons than a process's end:
@@ -50,6 +55,7 @@ std::optional<ProcessStat> ReadStat(int64_t pid) {
   stat.state = at[2];
   for (int field = 2; at != nullptr && field < 22; ++field) {
     at = std::strchr(at + 1, ' ');
+    if (at != nullptr && field == 19) stat.threads = std::strtoull(at + 1, nullptr, 10);
   }
   if (at == nullptr) return std::nullopt;
   stat.start_time = std::strtoull(at + 1, nullptr, 10);
@@ -62,7 +68,7 @@ enum class Life { kAlive, kGone, kUnknown };
 // cannot be looked at must not count as gone.
 Life Look(const Peer& peer) {
   if (const auto stat = ReadStat(peer.pid)) {
-    if (stat->state == 'Z' || stat->state == 'X') return Life::kGone;
+    if (stat->has_ended()) return Life::kGone;
     const bool is_another = peer.start_time != 0 && stat->start_time != peer.start_time;
     return is_another ? Life::kGone : Life::kAlive;
   }
@@ -130,8 +136,7 @@ Peer PeerOf(int64_t pid, int process_index) {
   Peer peer;
   peer.pid = pid;
   peer.process_index = process_index;
-  if (const auto stat = ReadStat(pid);
-      stat && stat->state != 'Z' && stat->state != 'X') {
+  if (const auto stat = ReadStat(pid); stat && !stat->has_ended()) {
     peer.start_time = stat->start_time;
   }
   return peer;

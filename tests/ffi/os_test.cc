@@ -254,6 +254,40 @@ TEST(whoever_asks_is_told_of_an_end_and_of_nothing_else) {
   CHECK_TRUE(HasEnded(peer));
 }
 
+// As one that is killed while another of its threads has yet to free memory of a GPU.
+TEST(a_process_lives_as_long_as_one_of_its_threads) {
+  int told[2], asked[2];
+  CHECK_EQ(pipe(told), 0);
+  CHECK_EQ(pipe(asked), 0);
+  Child child([&] {
+    (void)SentinelThread();
+    char byte = 0;
+    (void)!write(told[1], &byte, 1);
+    (void)!read(asked[0], &byte, 1);
+    syscall(SYS_exit, 0);
+  });
+  char byte = 0;
+  CHECK_EQ(read(told[0], &byte, 1), 1);
+  const Peer peer = PeerOf(child.pid(), 1);
+  CHECK_EQ(write(asked[1], "x", 1), 1);
+  // Its first thread is a zombie then.
+  CHECK_TRUE(Until([&] {
+    std::ifstream file("/proc/" + std::to_string(peer.pid) + "/stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return text.find(") Z ") != std::string::npos;
+  }));
+  CHECK_TRUE(!HasEnded(peer));
+  CHECK_EQ(PeerOf(peer.pid, 1).start_time, peer.start_time);
+  {
+    Counting watch({peer});
+    CHECK_TRUE(watch.TellsNothing());
+    CHECK_EQ(kill(child.pid(), SIGKILL), 0);
+    CHECK_TRUE(watch.Tells());
+  }
+  CHECK_TRUE(HasEnded(peer));
+  for (int end : {told[0], told[1], asked[0], asked[1]}) close(end);
+}
+
 TEST(a_thread_of_somebody_else_s_is_not_watched) {
   Living child, other;
   Counting watch({child.PeerWith(other.life)});
