@@ -83,10 +83,12 @@ TEST(split_phase_calls_make_no_event_once_warm) {
   TheFake().clear_trace();
   communicator->Abort(kClosed);
   communicator.reset();
-  // 64 operations in flight, of two events each, and the one of the split-phase call.
-  // If the watch is polling it, the watch is the last that holds it.
-  CHECK_TRUE(Until([] { return Count("cuEventDestroy_v2") >= 2 * (2 * 64 + 1); }));
-  CHECK_EQ(Count("cuEventDestroy_v2"), 2 * (2 * 64 + 1));
+  // Operations in flight, of two events each, and the one of the split-phase call. If
+  // the watch is polling it, the watch is the last that holds it.
+  const int entries = InFlight::capacity() + InFlight::most_streams() - 1;
+  const int events = 2 * (2 * entries + 1);
+  CHECK_TRUE(Until([&] { return Count("cuEventDestroy_v2") >= events; }));
+  CHECK_EQ(Count("cuEventDestroy_v2"), events);
 }
 
 // Its memory may be given to whatever runs next, on whichever communicator.

@@ -25,8 +25,8 @@ struct Device {
     int64_t place = 0;
   };
   std::deque<Event> events;
-  int64_t recorded[3] = {0, 0, 0};  // by stream
-  int64_t done[3] = {0, 0, 0};
+  int64_t recorded[32] = {};  // by stream
+  int64_t done[32] = {};
   int queries = 0;
   cuda::Result fails = cuda::kSuccess;
 };
@@ -266,6 +266,60 @@ TEST(those_that_the_recorder_has_forgotten_are_left_out) {
   rank.Give(1, 2);
   rank.Finish(1, 1);
   CHECK_EQ(rank.Refreshed(), kept - 1);
+}
+
+// The first hangs, nothing follows it on its stream, and another stream goes on.
+TEST(an_operation_hides_none_of_another_stream) {
+  for (const bool are_sums : {false, true}) {
+    Rank rank;
+    const int count = rank.in_flight.capacity() - 1;
+    rank.Give(1, count);
+    are_sums ? rank.GiveSum(2) : rank.Give(2);
+    rank.Give(1, 5);
+    CHECK_EQ(rank.in_flight.size(), count + 2);
+    rank.own.done[1] = rank.own.recorded[1];
+    rank.own.done[2] = 1;
+    rank.progress.began = 1;
+    CHECK_EQ(rank.in_flight.Poll(rank.clock, kPatience).found, false);
+    CHECK_EQ(rank.Completed(), count);
+    const auto overdue = rank.in_flight.Poll(rank.clock + 2 * kPatience, kPatience);
+    CHECK_EQ(overdue.found, true);
+    CHECK_EQ(overdue.sequence, static_cast<uint64_t>(count) + 1);
+    rank.own.done[2] = 2;
+    rank.EndSums(1);
+    CHECK_EQ(rank.Refreshed(), count + 6);
+    CHECK_EQ(rank.in_flight.size(), 0);
+  }
+}
+
+// Likewise, where the other stream has the last entry by then.
+TEST(an_operation_that_shares_an_entry_is_late_too) {
+  Rank rank;
+  const int count = rank.in_flight.capacity() - 1;
+  rank.Give(1, count);
+  for (int i = 0; i < 3; ++i) {
+    rank.Give(1);
+    rank.Give(2);
+  }
+  CHECK_EQ(rank.in_flight.size(), count + 2);
+  rank.own.done[1] = rank.own.recorded[1] - 1;  // the last of the first stream hangs
+  rank.own.done[2] = rank.own.recorded[2];
+  CHECK_EQ(rank.in_flight.Poll(rank.clock, kPatience).found, false);
+  CHECK_EQ(rank.Completed(), count);
+  CHECK_EQ(rank.in_flight.Poll(rank.clock + 2 * kPatience, kPatience).found, true);
+  rank.own.done[1] = rank.own.recorded[1];
+  CHECK_EQ(rank.Refreshed(), count + 6);
+}
+
+TEST(too_many_streams_are_refused) {
+  Rank rank;
+  const int streams = rank.in_flight.most_streams();
+  rank.Give(1, rank.in_flight.capacity() - 1);
+  for (int stream = 1; stream <= streams; ++stream) rank.Give(stream);
+  CHECK_TRUE(rank.in_flight.Begin(StreamOf(streams + 1), false, rank.clock).failure());
+  CHECK_TRUE(rank.in_flight.Begin(StreamOf(streams), false, rank.clock).success());
+  rank.own.done[1] = rank.own.recorded[1];
+  CHECK_TRUE(rank.in_flight.Begin(StreamOf(streams + 1), false, rank.clock).success());
 }
 
 TEST(late_is_what_runs_for_too_long_not_what_waits) {

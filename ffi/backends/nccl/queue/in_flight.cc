@@ -4,10 +4,19 @@
 #include "ffi/os/mutex.h"
 
 namespace jaxcomm {
+namespace {
+
+Status TooManyStreams() {
+  return Status(ErrorCode::kInternal,
+                StrCat("operations of more than ", InFlight::most_streams(),
+                       " streams are in flight"));
+}
+
+}  // namespace
 
 Status InFlight::Prepare() {
   MutexLock lock(mutex_);
-  entries_.resize(kEntries);
+  entries_.resize(kSlots);
   tickets_.resize(static_cast<size_t>(recorder_.entries_per_rank()));
   for (Entry& entry : entries_) {
     for (cuda::Event* event : {&entry.began, &entry.ended}) {
@@ -38,15 +47,17 @@ Status InFlight::Begin(cuda::Stream stream, bool may_be_captured,
     return OkStatus();
   }
   MutexLock lock(mutex_);
-  if (size() == kEntries) Retire();
-  is_begun_ = size() < kEntries;
+  if (size() >= kEntries) Retire();
+  const int index = Find(stream);
+  if (index < 0) return TooManyStreams();
+  is_begun_ = index == size();
   if (!is_begun_) return OkStatus();
-  // A concurrent Poll() only pops the front, so this index stays valid after unlocking.
-  Entry& entry = LastOrNext();
+  // A concurrent Poll() only pops the front, so the entry stays valid after unlocking.
+  Entry& entry = At(index);
   entry.told = {};
   entry.is_running = false;
-  entry.is_right_behind = size() > 0 && now - last_given_ < kRightBehind &&
-                          entries_[(first_ + size() - 1) % kEntries].stream == stream;
+  entry.is_right_behind =
+      size() > 0 && now - last_given_ < kRightBehind && last_stream_ == stream;
   entry.stream = stream;
   const bool is_right_behind = entry.is_right_behind;
   lock.Unlock();
@@ -62,52 +73,66 @@ Status InFlight::End(cuda::Stream stream, const Named& named, Clock::time_point 
   }
   MutexLock lock(mutex_);
   last_given_ = now;
-  const bool has_place = size() < kEntries;
-  // Without a place of its own, the last entry stands for this one too, from now on.
-  Entry& entry = LastOrNext();
+  last_stream_ = stream;
+  const int index = Find(stream);
+  if (index < 0) return TooManyStreams();
+  const bool is_own = index == size();
+  // Else the entry stands for this one too, from now on.
+  Entry& entry = At(index);
   entry.told = {};
   entry.stream = stream;
-  if (has_place) {
+  if (is_own) {
     entry.operation = named.operation;
     entry.sequence = named.sequence;
     if (!is_begun_) {
       entry.is_running = true;
       entry.since = now;
     }
+  } else {
+    extended_ = &entry;
   }
-  is_extended_ = !has_place;
   lock.Unlock();
   const Status recorded = library_.Try(library_.cuda.EventRecord, entry.ended, stream);
   lock.Lock();
-  is_extended_ = false;
-  if (!has_place && size() == 0) {  // Fail() came meanwhile
+  extended_ = nullptr;
+  if (!is_own && size() == 0) {  // Fail() came meanwhile
     recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
     return recorded;
   }
-  AddTicket(entry, named.ticket);
-  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+  if (is_own) size_.fetch_add(1, std::memory_order_relaxed);
+  AddTicket(named.ticket);
   return recorded;
 }
 
-void InFlight::Add(cuda::Stream stream, const Named& named, const Told& told) {
+Status InFlight::Add(cuda::Stream stream, const Named& named, const Told& told) {
   MutexLock lock(mutex_);
-  if (size() == kEntries) Retire();
-  const bool has_place = size() < kEntries;
-  Entry& entry = LastOrNext();
+  if (size() >= kEntries) Retire();
+  const int index = Find(stream);
+  if (index < 0) return TooManyStreams();
+  last_stream_ = stream;
+  Entry& entry = At(index);
   entry.stream = stream;
   entry.told = told;
-  if (has_place) {
+  if (index == size()) {
     entry.operation = named.operation;
     entry.sequence = named.sequence;
     entry.is_running = entry.is_right_behind = false;
+    size_.fetch_add(1, std::memory_order_relaxed);
   }
-  AddTicket(entry, named.ticket);
-  if (has_place) size_.fetch_add(1, std::memory_order_relaxed);
+  AddTicket(named.ticket);
+  return OkStatus();
 }
 
-void InFlight::AddTicket(Entry& entry, FlightRecorder::Ticket ticket) {
+int InFlight::Find(cuda::Stream stream) const {
+  for (int index = kEntries - 1; index < size(); ++index) {
+    if (At(index).stream == stream) return index;
+  }
+  return size() < kSlots ? size() : -1;
+}
+
+void InFlight::AddTicket(FlightRecorder::Ticket ticket) {
   tickets_[tickets_given_ % tickets_.size()] = ticket;
-  entry.tickets = ++tickets_given_;
+  At(size() - 1).tickets = ++tickets_given_;
   if (tickets_given_ - tickets_finished_ > tickets_.size()) ++tickets_finished_;
 }
 
@@ -118,8 +143,8 @@ void InFlight::Finish(Entry& entry, FlightRecorder::State state) {
 }
 
 bool InFlight::IsDone(int index) const {
-  if (is_extended_ && index == size() - 1) return false;
-  const Entry& entry = entries_[(first_ + index) % kEntries];
+  const Entry& entry = At(index);
+  if (&entry == extended_) return false;
   if (entry.told.progress != nullptr) {
     return jaxcomm::IsDone(*entry.told.progress, entry.told.last);
   }
@@ -140,7 +165,7 @@ int InFlight::CountDone() const {
   // those that were given to one stream in a row, the last is asked first.
   const cuda::Stream stream = entries_[first_].stream;
   int end = 1;
-  while (end < size() && entries_[(first_ + end) % kEntries].stream == stream) ++end;
+  while (end < size() && At(end).stream == stream) ++end;
   if (IsDone(end - 1)) return end;
   int done = 1;
   for (int running = end - 1; done < running;) {
@@ -160,7 +185,7 @@ void InFlight::Retire() {
     if (done == 0) return;
     for (int i = 0; i < done; ++i) {
       Finish(entries_[first_], FlightRecorder::State::kCompleted);
-      first_ = (first_ + 1) % kEntries;
+      first_ = (first_ + 1) % kSlots;
     }
     size_.fetch_sub(done, std::memory_order_relaxed);
   }
@@ -204,7 +229,7 @@ void InFlight::Fail() {
   MutexLock lock(mutex_);
   for (; size() > 0; size_.fetch_sub(1, std::memory_order_relaxed)) {
     Finish(entries_[first_], FlightRecorder::State::kFailed);
-    first_ = (first_ + 1) % kEntries;
+    first_ = (first_ + 1) % kSlots;
   }
 }
 

@@ -2,7 +2,6 @@
 #ifndef JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
 #define JAXCOMM_FFI_BACKENDS_NCCL_QUEUE_IN_FLIGHT_H_
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -67,7 +66,7 @@ class InFlight {
     uint32_t first = 0, last = 0;               // flags of its sums
   };
   // In place of both, once `stream` has such an operation: it takes no event.
-  void Add(cuda::Stream stream, const Named& named, const Told& told);
+  Status Add(cuda::Stream stream, const Named& named, const Told& told);
 
   // Records what is done, and returns the first operation that failed or runs for
   // longer than `patience`. An operation that waits for its stream is not late.
@@ -83,11 +82,16 @@ class InFlight {
   bool was_captured() const { return was_captured_; }
 
   static constexpr int capacity() { return kEntries; }
+  static constexpr int most_streams() { return kStreams; }
   int size() const { return size_.load(std::memory_order_relaxed); }
 
  private:
-  // When there are more operations, the last entry stands for several.
+  // When there are more operations, each stream gets one entry more, which stands for
+  // several. Operations of two streams never share one: the end of one would hide that
+  // the other hangs.
   static constexpr int kEntries = 64;
+  static constexpr int kStreams = 16;
+  static constexpr int kSlots = kEntries + kStreams - 1;
   // An operation that is given this soon after another of its stream counts as begun
   // when that one is done: an event costs a launch, and what XLA can have put between
   // them in this time is a few kernels.
@@ -111,17 +115,21 @@ class InFlight {
   bool IsDone(int index) const REQUIRES(mutex_);
   void Retire() REQUIRES(mutex_);
   bool HasBegun(const Entry& entry) const;
-  // The last entry, or the place behind it while there is one.
-  Entry& LastOrNext() REQUIRES(mutex_) {
-    return entries_[(first_ + std::min(size(), kEntries - 1)) % kEntries];
+  Entry& At(int index) REQUIRES(mutex_) { return entries_[(first_ + index) % kSlots]; }
+  const Entry& At(int index) const REQUIRES(mutex_) {
+    return entries_[(first_ + index) % kSlots];
   }
-  // Has an entry stand for another operation, too.
-  void AddTicket(Entry& entry, FlightRecorder::Ticket ticket) REQUIRES(mutex_);
+  // The entry that stands for an operation given to `stream` now: at `size()` if it is
+  // its own. -1: there is none.
+  int Find(cuda::Stream stream) const REQUIRES(mutex_);
+  // Has the last entry stand for another operation, too. Those that end first wait for
+  // it: tickets are finished in their order.
+  void AddTicket(FlightRecorder::Ticket ticket) REQUIRES(mutex_);
 
   const NcclLibrary& library_;
   FlightRecorder& recorder_;
   Mutex mutex_;
-  std::vector<Entry> entries_ GUARDED_BY(mutex_);  // a ring of kEntries
+  std::vector<Entry> entries_ GUARDED_BY(mutex_);  // a ring of kSlots
   int first_ GUARDED_BY(mutex_) = 0;
   // A ring of as many as the recorder keeps: it has forgotten what is not here.
   std::vector<FlightRecorder::Ticket> tickets_ GUARDED_BY(mutex_);
@@ -129,9 +137,10 @@ class InFlight {
   uint64_t tickets_finished_ GUARDED_BY(mutex_) = 0;
   bool is_captured_ = false;
   bool is_begun_ = false;  // the operation being given has an entry with its beginning
-  // The end of the last entry is being put off.
-  bool is_extended_ GUARDED_BY(mutex_) = false;
+  // Its end is being put off.
+  const Entry* extended_ GUARDED_BY(mutex_) = nullptr;
   std::atomic<bool> was_captured_{false};
+  cuda::Stream last_stream_ GUARDED_BY(mutex_) = nullptr;
   Clock::time_point last_given_;
   std::atomic<int> size_{0};
 };

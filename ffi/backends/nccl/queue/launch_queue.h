@@ -124,7 +124,7 @@ class LaunchQueue {
       if (told == nullptr) {
         RETURN_IF_ERROR(in_flight_.End(stream, named, InFlight::Clock::now()));
       } else {
-        in_flight_.Add(stream, named, *told);
+        RETURN_IF_ERROR(in_flight_.Add(stream, named, *told));
       }
       return OkStatus();
     });
