@@ -85,6 +85,8 @@ PeerMemory::~PeerMemory() {
   Leave(/*is_busy=*/false, /*has_failed=*/true);
   for (Member& member : members_) {
     if (!is_kept_) GiveBack(member);
+    CurrentContext current(library_.cuda, member.facts.context);
+    if (member.zeroed != nullptr) library_.cuda.EventDestroy(member.zeroed);
   }
   if (exchanged_ == nullptr) return;
   CurrentContext current(library_.cuda, members_[0].facts.context);
@@ -122,6 +124,13 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
     }
     farewells_ = std::move(*made);
   }
+  CurrentContext current(library_.cuda, member.facts.context);
+  if (Status made = library_.Try(library_.cuda.EventCreate, &member.zeroed,
+                                 cuda::kEventDisableTiming);
+      made.failure()) {
+    CannotShare(std::string(made.message()));
+    return OkStatus();
+  }
   auto taken = DeviceArena::Of(member.facts.ordinal)
                    .Take(library_, bytes, is_exported, most_bytes_);
   if (taken.has_error()) {
@@ -131,17 +140,12 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
   member.region = *taken;
   Info& own = member.infos[0];
   own.is_able = 1;
-  own.segment = member.region.segment;
-  own.offset = member.region.offset;
-  own.bytes = member.region.bytes;
-  own.handle = member.region.handle;
   if (is_exported) {
     const SegmentAddress& address = farewells_->address();
     std::strncpy(own.path, address.path.c_str(), sizeof(own.path) - 1);
     own.nonce = address.nonce;
     own.place = place;
   }
-  CurrentContext current(library_.cuda, member.facts.context);
   return library_.Try(library_.cuda.MemsetD8Async, member.region.at + bytes - zeroed, 0,
                       zeroed, member.stream);
 }
@@ -160,6 +164,13 @@ int64_t PeerMemory::device_bytes() const {
 }
 
 void PeerMemory::ShareHere() {
+  for (Member& member : members_) {
+    if (member.region.at == 0) continue;
+    CurrentContext current(library_.cuda, member.facts.context);
+    const Status recorded =
+        library_.Try(library_.cuda.EventRecord, member.zeroed, member.stream);
+    if (recorded.failure()) SetUnable(member.facts.place, recorded);
+  }
   for (Member& member : members_) {
     if (member.facts.size < 2 || !IsHere(member)) continue;
     if (member.facts.size > kMostRanks) continue;
@@ -188,6 +199,12 @@ void PeerMemory::ShareHere() {
 Status PeerMemory::Share(NcclParts& parts) {
   const auto is_exchanged = [this](const Member& each) { return IsExchanged(each); };
   if (std::none_of(members_.begin(), members_.end(), is_exchanged)) return OkStatus();
+  // First how to reach each other. So whoever gets a handle can tell its owner that it
+  // has left, whatever fails from there on.
+  RETURN_IF_ERROR(Exchange(parts));
+  for (Member& member : members_) {
+    if (IsExchanged(member)) Offer(member);
+  }
   RETURN_IF_ERROR(Exchange(parts));
   for (Member& member : members_) {
     if (IsExchanged(member)) Map(member);
@@ -196,14 +213,42 @@ Status PeerMemory::Share(NcclParts& parts) {
   for (Member& member : members_) {
     if (!IsExchanged(member)) continue;
     member.is_shared = AreAble(member);
-    if (!member.is_shared) Unmap(member);
+    if (member.is_shared) continue;
+    Unmap(member);
+    TellOthers(member);
   }
   // Memory that somebody could not map goes back once nobody has it mapped.
-  RETURN_IF_ERROR(Exchange(parts));
   for (Member& member : members_) {
     if (IsExchanged(member) && !member.is_shared) GiveBack(member);
   }
   return OkStatus();
+}
+
+void PeerMemory::Offer(Member& member) {
+  Info& own = member.infos[0];
+  own.is_able = AreAble(member) && AttachFarewells(member);
+  if (own.is_able == 0) return;
+  own.segment = member.region.segment;
+  own.offset = member.region.offset;
+  own.bytes = member.region.bytes;
+  own.handle = member.region.handle;
+  member.is_offered = true;
+}
+
+bool PeerMemory::AttachFarewells(const Member& member) {
+  for (int rank = 0; rank < member.facts.size; ++rank) {
+    const Info& info = member.infos[1 + static_cast<size_t>(rank)];
+    if (info.process == member.infos[0].process) continue;
+    std::shared_ptr<Segment>& theirs = farewells_of_[info.process];
+    if (theirs != nullptr) continue;
+    auto attached = Segment::Attach({info.path, kFarewellBytes, info.nonce});
+    if (attached.has_error()) {
+      CannotShare(std::string(attached.error().message()));
+      return false;
+    }
+    theirs = std::move(*attached);
+  }
+  return true;
 }
 
 bool PeerMemory::AreAble(const Member& member) {
@@ -226,6 +271,8 @@ void PeerMemory::Map(Member& member) {
   CurrentContext current(library_.cuda, member.facts.context);
   Info& own = member.infos[0];
   own.is_able = AreAble(member);
+  // All know it, and nobody maps anything.
+  if (own.is_able == 0) member.is_offered = false;
   for (int rank = 0; rank < member.facts.size && own.is_able != 0; ++rank) {
     own.is_able = MapOne(member, rank);
   }
@@ -235,15 +282,6 @@ bool PeerMemory::MapOne(Member& member, int rank) {
   const Info& info = member.infos[1 + static_cast<size_t>(rank)];
   cuda::Pointer& mapped = member.mapped[static_cast<size_t>(rank)];
   if (info.process != member.infos[0].process) {
-    std::shared_ptr<Segment>& theirs = farewells_of_[info.process];
-    if (theirs == nullptr) {
-      auto attached = Segment::Attach({info.path, kFarewellBytes, info.nonce});
-      if (attached.has_error()) {
-        CannotShare(std::string(attached.error().message()));
-        return false;
-      }
-      theirs = std::move(*attached);
-    }
     const auto opened = OpenedSegments::Open(library_, member.facts.context,
                                              info.process, info.segment, info.handle);
     if (opened.has_error()) {
@@ -323,8 +361,9 @@ void PeerMemory::TellOthers(const Member& member) {
   for (int rank = 0; rank < member.facts.size; ++rank) {
     const Info& info = member.infos[1 + static_cast<size_t>(rank)];
     if (info.process == member.infos[0].process) continue;
-    char* const farewell =
-        FarewellOf(*farewells_of_[info.process], info.place, member.facts.rank);
+    const auto theirs = farewells_of_.find(info.process);
+    if (theirs == farewells_of_.end() || theirs->second == nullptr) continue;
+    char* const farewell = FarewellOf(*theirs->second, info.place, member.facts.rank);
     __atomic_store_n(farewell, 1, __ATOMIC_RELEASE);
   }
 }
@@ -339,8 +378,7 @@ void PeerMemory::Leave(bool is_busy, bool has_failed) {
     // In this order: CUDA does not define what it does if memory is freed that another
     // process has mapped.
     Unmap(member);
-    if (member.is_shared && IsExchanged(member)) TellOthers(member);
-    if (!member.is_shared) GiveBack(member);
+    if (IsExchanged(member)) TellOthers(member);
   }
 }
 
@@ -351,11 +389,12 @@ void PeerMemory::GiveBack(Member& member) {
   if (!member.is_shared) {
     // Its stream may be about to zero it.
     CurrentContext current(library_.cuda, member.facts.context);
-    const Status zeroed =
-        WaitForStream(library_, member.stream, {kGraceSeconds}, "the end of zeroing");
+    const Status zeroed = Wait({kGraceSeconds}, "the end of zeroing", [&] {
+      return library_.cuda.EventQuery(member.zeroed) != cuda::kNotReady;
+    });
     if (zeroed.failure()) return;
   }
-  if (member.is_shared && IsExchanged(member)) {
+  if (member.is_offered) {
     is_unused = [farewells = farewells_, place = member.facts.place,
                  infos = member.infos, size = member.facts.size] {
       for (int rank = 0; rank < size; ++rank) {

@@ -40,8 +40,9 @@ class PeerMemory {
   // Says that a rank here cannot use it, and why, before it is shared.
   void SetUnable(size_t place, const Status& reason);
 
-  // Shows each other's memory to the ranks of the groups that have all ranks here, and
-  // to those of the others. Every process calls the second.
+  // Shows each other's memory to the ranks of the groups that have all ranks here, once
+  // all have taken it and their streams have what they write at first; and to those of
+  // the others. Every process calls the second. If that fails, Leave() as ever.
   void ShareHere();
   Status Share(NcclParts& parts);
 
@@ -63,7 +64,8 @@ class PeerMemory {
   // Unmaps what others own, and tells them afterwards: then they may give it to another
   // communicator, or free it. `is_busy`: a device here may use it still; then it stays
   // as it is for as long as the process lives. What is here goes back with this object,
-  // or once all others have left it, too, or have ended. `has_failed`: they may come
+  // since CUDA may free it only once NCCL has left the streams; or once all others that
+  // may have mapped it have left it, too, or have ended. `has_failed`: they may come
   // late or never, so nobody waits for them.
   void Leave(bool is_busy, bool has_failed);
 
@@ -84,10 +86,13 @@ class PeerMemory {
   struct Member {
     RankFacts facts;
     cuda::Stream stream = nullptr;
+    cuda::Event zeroed = nullptr;
     DeviceArena::Region region;
     std::vector<cuda::Pointer> mapped;  // by rank; 0: not here
     std::vector<cuda::Pointer> opened;  // segments
     std::vector<Info> infos;            // its own, then the received ones
+    // Others may have its handle, and may have mapped it.
+    bool is_offered = false;
     bool is_shared = false;
   };
 
@@ -97,6 +102,9 @@ class PeerMemory {
   Status Exchange(NcclParts& parts);
   // Whether all ranks are able, by the infos received.
   bool AreAble(const Member& member);
+  // Puts its handle into the info that is exchanged next.
+  void Offer(Member& member);
+  bool AttachFarewells(const Member& member);
   void Map(Member& member);
   bool MapOne(Member& member, int rank);
   void Unmap(Member& member);
