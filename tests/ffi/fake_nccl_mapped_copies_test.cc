@@ -355,6 +355,47 @@ TEST_ALONE(a_launch_that_fails_waits_for_what_reads_its_operands, EXIT_SUCCESS) 
   CHECK_EQ(other.Wait(), EXIT_SUCCESS);
 }
 
+std::atomic<cuda::Stream> of_words{nullptr};  // the last one that waits for a word
+
+// By then the stream waits for a word of the other, which never comes.
+TEST_ALONE(a_launch_that_fails_leaves_no_stream_waiting, EXIT_SUCCESS) {
+  const nccl::UniqueId id = NewId();
+  Pipe ends;
+  const auto exchange = Exchange(2, 20);  // two slots
+  Child other([&] {
+    new Process(id, {1}, 2, Library());  // ends with this process
+    ends.Wait();
+  });
+  NcclLibrary library = Library();
+  library.cuda.StreamBatchMemOp = [](cuda::Stream stream, unsigned count,
+                                     cuda::MemoryOperation* words, unsigned flags) {
+    if (words[count - 1].kind == cuda::MemoryOperation::kWait) of_words = stream;
+    return Cuda().StreamBatchMemOp(stream, count, words, flags);
+  };
+  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                                    cuda::Stream stream) {
+    if (stream == of_words) return cuda::kInvalidValue;
+    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
+  };
+  library.cuda.Memcpy2DAsync = [](const cuda::Rows* rows, cuda::Stream stream) {
+    return stream == of_words ? cuda::kInvalidValue
+                              : Cuda().Memcpy2DAsync(rows, stream);
+  };
+  Process own(id, {0}, 2, library);
+  Part part(0, exchange.get());
+  of_words = nullptr;
+  CHECK_FAILS(part.Enqueue(*own.communicator), "cuMemcpy");
+  CHECK_TRUE(of_words != nullptr);
+  ends.Tell();
+  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
+  own.world->health()->Settle();
+  CHECK_TRUE(
+      Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
+  for (const auto& entry : own.communicator->recorder().Snapshot()) {
+    CHECK_TRUE(entry.state == FlightRecorder::State::kFailed);
+  }
+}
+
 Pipe *closes = nullptr, *may_close = nullptr;
 
 // CUDA does not define what happens if memory is freed that another process has mapped,

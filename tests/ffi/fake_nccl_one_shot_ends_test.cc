@@ -128,6 +128,23 @@ TEST(memory_stays_while_what_was_given_before_a_failure_is_yet_to_run) {
   CheckFreedAfter(&gate, &communicator);
 }
 
+// Of two sums the first waits for the other rank, which never comes.
+TEST(a_launch_that_fails_leaves_no_kernel_waiting) {
+  auto communicator = MakeOneShot();
+  const auto site = MakeSite("all_reduce", {}, {FloatLeaf(2), FloatLeaf(2)},
+                             {FloatLeaf(2), FloatLeaf(2)});
+  OnDevice on(0);
+  TheFake().fail("cuLaunchKernel", 1, 2);
+  float operands[4] = {}, results[4] = {};
+  const void* from[] = {operands, operands + 2};
+  void* to[] = {results, results + 2};
+  const Call call{site.get(), 1, 1, 1, 0, from, to, nullptr};
+  CHECK_FAILS(communicator->Enqueue(call, on.stream), "cuLaunchKernel");
+  CHECK_TRUE(Until([&] { return Cuda().StreamQuery(on.stream) == cuda::kSuccess; }));
+  CHECK_TRUE(IsIdle(*communicator));
+  CHECK_EQ(CountOf(*communicator, FlightRecorder::State::kFailed), 1);
+}
+
 // Two ranks without a world.
 struct Pair {
   std::vector<RankFacts> members() const {

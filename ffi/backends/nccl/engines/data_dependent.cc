@@ -88,6 +88,7 @@ Status DataDependent::GiveNumbers(const Call& call, LocalRank& rank,
                            static_cast<size_t>(leaves[i].bytes()), stream));
     to += BytesOf(leaves[i]);
   }
+  rank.queue.MayWait();
   return numbers_->Give(rank, BytesOf(*call.site), stream);
 }
 

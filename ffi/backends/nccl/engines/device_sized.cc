@@ -220,8 +220,7 @@ Status DeviceSized::KeepOrder(size_t place, cuda::Stream stream) const {
                             0);
 }
 
-Status DeviceSized::Launch(const Call& call, const LocalRank& rank,
-                           cuda::Stream stream) {
+Status DeviceSized::Launch(const Call& call, LocalRank& rank, cuda::Stream stream) {
   Member& member = members_[rank.facts.place];
   Arguments arguments = *ArgumentsOf(*call.site, rank.facts);
   arguments.operand = AddressOf(call.operands[kData]);
@@ -233,6 +232,7 @@ Status DeviceSized::Launch(const Call& call, const LocalRank& rank,
   RETURN_IF_ERROR(LaunchKernel(member.give, 1, arguments, stream));
   RETURN_IF_ERROR(numbers_.Gather(
       rank, size_t{Arguments::kNumbers} * arguments.number_bytes, stream));
+  rank.queue.MayWait();
   RETURN_IF_ERROR(LaunchKernel(member.check, 1, arguments, stream));
   const uint64_t bytes = arguments.output_rows * arguments.row_bytes;
   const uint64_t windows = (bytes + window_bytes_ - 1) / window_bytes_;

@@ -85,7 +85,7 @@ class DeviceSized final : public Engine {
                                                     const RankFacts& rank);
   std::optional<RaggedArguments> MakeArguments(const CallSite& site,
                                                const RankFacts& rank) const;
-  Status Launch(const Call& call, const LocalRank& rank, cuda::Stream stream);
+  Status Launch(const Call& call, LocalRank& rank, cuda::Stream stream);
   Status LaunchKernel(cuda::Function kernel, unsigned blocks,
                       const RaggedArguments& arguments, cuda::Stream stream) const;
   // Has the stream wait until all ranks have come so far.

@@ -112,15 +112,15 @@ Status MappedCopies::Flush(Operations& operations, cuda::Stream stream) {
 Status MappedCopies::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                              cuda::Stream stream) {
   RETURN_IF_ERROR(rank.queue.Give(call, stream, rank.queue.Record(call), [&] {
-    return Launch(*recipe.mapped, call, rank.facts, stream);
+    return Launch(*recipe.mapped, call, rank, stream);
   }));
   rank.queue.counts().Add(*call.site, CallCounts::Kind::kCopied);
   return OkStatus();
 }
 
-Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
-                            const RankFacts& rank, cuda::Stream stream) {
-  Member& member = members_[rank.place];
+Status MappedCopies::Launch(const MappedPlan& plan, const Call& call, LocalRank& rank,
+                            cuda::Stream stream) {
+  Member& member = members_[rank.facts.place];
   RETURN_IF_ERROR(FollowLast(member, stream));
   Streams streams{stream, stream, stream, stream};
   if (!plan.chunks.empty() && !plan.local.empty()) streams.local = member.local;
@@ -143,7 +143,8 @@ Status MappedCopies::Launch(const MappedPlan& plan, const Call& call,
     RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.StreamWaitEvent, each,
                                        member.ready, 0u));
   }
-  Status status = LaunchChunks(plan, call, rank, streams);
+  rank.queue.MayWait();
+  Status status = LaunchChunks(plan, call, rank.facts, streams);
   // Also after a failure: whoever is told of it gives the operands back.
   for (const auto& [each, event] : beside) {
     if (each == stream) continue;
@@ -207,8 +208,15 @@ Status MappedCopies::RecordLast(Member& member, cuda::Stream stream) {
 }
 
 bool MappedCopies::IsBusy(const RankFacts& rank) const {
+  const Member& member = members_[rank.place];
   CurrentContext current(parts_.library.cuda, rank.context);
-  return parts_.library.cuda.EventQuery(members_[rank.place].last) == cuda::kNotReady;
+  const auto is_at_work = [this](cuda::Stream stream) {
+    return parts_.library.cuda.StreamQuery(stream) == cuda::kNotReady;
+  };
+  // The rank's streams, too: CUDA may have refused to join them.
+  return parts_.library.cuda.EventQuery(member.last) == cuda::kNotReady ||
+         is_at_work(member.staging) || is_at_work(member.local) ||
+         is_at_work(member.pulling);
 }
 
 void MappedCopies::WaitForSlot(Member& member, cuda::Pointer own, size_t slot,

@@ -87,7 +87,7 @@ class MappedCopies final : public Engine {
   MappedCopies(NcclParts& parts, std::unique_ptr<PeerMemory> memory)
       : parts_(parts), memory_(std::move(memory)), members_(parts.ranks.size()) {}
 
-  Status Launch(const MappedPlan& plan, const Call& call, const RankFacts& rank,
+  Status Launch(const MappedPlan& plan, const Call& call, LocalRank& rank,
                 cuda::Stream stream);
   // Gives streams the chunks, of which some may be one.
   struct Streams {

@@ -18,8 +18,11 @@ Status NcclEngine::Run(const Steps& steps, const Call& call, LocalRank& rank,
                        cuda::Stream stream) {
   const nccl::Comm comm = parts_.comms.comm(rank.facts.place);
   if (comm == nullptr && rank.facts.size > 1) return parts_.health.failure();
-  const auto finish = [this, comm](nccl::Result result, const char* what) {
-    return parts_.comms.Finish(result, comm, what, parts_.spec.timeout_seconds);
+  const auto finish = [this, comm, &rank](nccl::Result result, const char* what) {
+    Status status =
+        parts_.comms.Finish(result, comm, what, parts_.spec.timeout_seconds);
+    if (status.success()) rank.queue.MayWait();
+    return status;
   };
   if (call.site->kind() == Plan::Kind::kBarrier && rank.facts.size > 1) {
     void* const bytes = reinterpret_cast<void*>(parts_.comms.scratch(rank.facts.place));

@@ -1,13 +1,18 @@
 #include "ffi/backends/nccl/engines/one_shot_engine.h"
 
+#include <utility>
+
 namespace jaxcomm {
 
 Status OneShotEngine::Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                               cuda::Stream stream) {
   InFlight::Told told;
   const auto launch = [&]() -> Status {
-    ASSIGN_OR_RETURN(told,
-                     kernels_->Launch(recipe.kernels, call, rank.facts.place, stream));
+    const size_t place = rank.facts.place;
+    const uint32_t left = kernels_->works_left(place);
+    auto launched = kernels_->Launch(recipe.kernels, call, place, stream);
+    if (kernels_->works_left(place) != left) rank.queue.MayWait();
+    ASSIGN_OR_RETURN(told, std::move(launched));
     return OkStatus();
   };
   // What poisons results comes behind the kernel, which says nothing of it.

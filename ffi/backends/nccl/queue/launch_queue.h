@@ -104,6 +104,8 @@ class LaunchQueue {
 
   // Has give() give `stream` an operation, and the watch follow it. Fails if the
   // communicator takes no calls; ends it if give() fails for more than this call.
+  // give() calls MayWait() once `stream` may wait for other ranks: if it fails later,
+  // what it gave is in flight all the same.
   // `told`: of an operation that is not captured and tells how far it is, set by
   // give(); null: events say that.
   template <typename GiveTo>
@@ -113,11 +115,17 @@ class LaunchQueue {
     // took the rank for idle would leave its stream waiting for the other ranks.
     std::optional<Counted> given;
     const Status status = Launch(call, named.sequence, [&]() -> Status {
+      may_wait_ = false;
       if (told == nullptr) {
         RETURN_IF_ERROR(
             in_flight_.Begin(stream, call.may_be_captured, InFlight::Clock::now()));
       }
-      RETURN_IF_ERROR(give());
+      if (Status refused = give(); refused.failure()) {
+        if (may_wait_ && !FollowPart(call, stream, named, told != nullptr)) {
+          given.emplace(giving);
+        }
+        return refused;
+      }
       given.emplace(giving);
       RETURN_IF_ERROR(health_.GivePoison(call, facts_, stream));
       if (named.sequence == 0) named.sequence = NextNumber();
@@ -130,6 +138,8 @@ class LaunchQueue {
     });
     return status.success() ? status : Failed(call, named, status);
   }
+
+  void MayWait() { may_wait_ = true; }
 
   // Has work() use NCCL for a call, as the only thread of the rank, and the watch look
   // at it: NCCL may keep the thread for as long as a rank does not come. Fails if the
@@ -209,6 +219,17 @@ class LaunchQueue {
   std::atomic<int> waiting{0};
 
  private:
+  // Has the watch follow what `stream` was given of a call that fails. Returns whether
+  // it can.
+  bool FollowPart(const Call& call, cuda::Stream stream, InFlight::Named named,
+                  bool begins) {
+    recorder_.Finish(named.ticket, FlightRecorder::State::kFailed);
+    if (named.sequence == 0) named.sequence = NextNumber();
+    const auto now = InFlight::Clock::now();
+    return (!begins || in_flight_.Begin(stream, call.may_be_captured, now).success()) &&
+           in_flight_.End(stream, named, now).success();
+  }
+
   // The operation that a thread has been launching for longer than `patience`.
   InFlight::Overdue LaunchedFor(std::chrono::duration<double> patience,
                                 InFlight::Clock::time_point now) const {
@@ -233,6 +254,7 @@ class LaunchQueue {
   std::atomic<InFlight::Clock::rep> launched_since_{0};
   std::atomic<uint64_t> launched_number_{0};
   std::atomic<uint32_t> launched_operation_{0};
+  bool may_wait_ = false;  // under `launching`
   CallCounts counts_;
 };
 
