@@ -175,6 +175,9 @@ def fail_worlds(reason: str) -> None:
 def register_memory(key: int, memory: SymmetricMemory) -> str:
     """Registers it with a communicator; returns how, or why not."""
 
+def deregister_memory(key: int, memory: SymmetricMemory) -> None:
+    """Undoes it here, where other processes have it otherwise."""
+
 def one_shot_bytes(size: int) -> int:
     """
     Device memory for small sums of a group of so many ranks; 0 if it has none.

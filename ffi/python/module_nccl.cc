@@ -152,6 +152,11 @@ std::string RegisterMemory(int64_t key, const HeldMemory& memory) {
   return WithoutGil([&] { return FindNccl(key)->Register(memory.of); });
 }
 
+void DeregisterMemory(int64_t key, const HeldMemory& memory) {
+  nb::gil_scoped_release release;
+  FindNccl(key)->Deregister(*memory.of);
+}
+
 void PrepareDataDependent(int64_t key) {
   WithoutGil([&] { return FindNccl(key)->PrepareDataDependent(); });
 }
@@ -252,6 +257,8 @@ void BindNccl(nb::module_& m) {
         "Fails the communicators of NCCL that span processes: another process failed.");
   m.def("register_memory", &RegisterMemory, nb::arg("key"), nb::arg("memory"),
         "Registers it with a communicator; returns how, or why not.");
+  m.def("deregister_memory", &DeregisterMemory, nb::arg("key"), nb::arg("memory"),
+        "Undoes it here, where other processes have it otherwise.");
 }
 
 }  // namespace jaxcomm

@@ -144,8 +144,7 @@ class SymmetricPool:
 
     def is_registered_with(self, key: int) -> bool:
         """Return whether the collectives of a communicator's key may use it."""
-        how = self._how.get(key, "")
-        return how == "window" or how.startswith("buffer")
+        return registration.is_registered(self._how.get(key, ""))
 
     def registrations(self) -> dict[Communicator, str]:
         """Return how it is registered with each live communicator on its devices.

@@ -1,7 +1,9 @@
 """Symmetric memory: registered once with each communicator, gone before it is freed."""
 
+import contextlib
 import gc
 import threading
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,10 @@ import numpy as np
 import pytest
 import waiting
 from models import over
+from stand_in import StandIn
 
 import jaxcomm
+from jaxcomm._built import _ffi
 from jaxcomm.communicator import symmetric_pool
 from jaxcomm.communicator.backends.nccl import registration
 
@@ -243,6 +247,24 @@ def test_where_both_refuse_collectives_work(stand_in, make_mesh):
     pool.close()
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_no_rank_has_it_where_one_rank_has_not(stand_in, make_mesh, after):
+    mesh = make_mesh(i=2)
+    jaxcomm.init(mesh, "i")
+    stand_in.fail("ncclCommWindowRegister", 5)
+    stand_in.fail("ncclCommRegister", 5, after)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    (told,) = pool.registrations().values()
+    assert "not alike on all ranks" in told
+    assert f"rank {after} of 2" in told.split("; ncclCommRegister")[0].split("; ")[-1]
+    assert names(stand_in, *DEREGISTER) == ["ncclCommDeregister"]
+    assert jaxcomm.memory_report()[0].symmetric_bytes == 0
+    assert psum_of(mesh)(pool.zeros((2,), spec=jax.P("i")) + 1) == 2
+    gc.collect(1)
+    pool.close()
+    assert names(stand_in, *DEREGISTER) == ["ncclCommDeregister"]
+
+
 OLD = """
 mesh = mesh_of(2)
 jaxcomm.init(mesh, "i")
@@ -344,3 +366,48 @@ def test_registrations_that_differ_fail_together_and_all_go_on(team, what):
             assert "process 0: 2 registrations" in text
             assert "nothing was registered" in text
         assert total == [4, 4]
+
+
+def one_has_it_not(here, refuses):
+    mesh = here.mesh(2, 2)
+    jaxcomm.init(mesh, "i")
+    StandIn().fail("ncclCommWindowRegister", 5)
+    if here.process == refuses:
+        for after in (0, 1):
+            StandIn().fail("ncclCommRegister", 5, after)
+    pool = jaxcomm.SymmetricPool(mesh, SIZE)
+    (told,) = pool.registrations().values()
+    held = jaxcomm.memory_report()[0].symmetric_bytes
+    total = here.run(mesh, lambda x: jaxcomm.psum(x, "i"), np.ones(4, "f4"))
+    pool.close()
+    return told, held, total.tolist()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_no_process_has_it_where_one_has_not(team, refuses):
+    for told, held, total in team.call(one_has_it_not, refuses=refuses):
+        assert told.startswith("not alike on all processes: process 0: ")
+        assert f"process {refuses}: ncclCommWindowRegister" in told
+        assert held == 0
+        assert total == [4, 4]
+
+
+def one_cannot_ask(here):
+    """NCCL ends in process 1, which tells the other why."""
+    mesh = here.mesh(2, 2)
+    jaxcomm.init(mesh, "i")
+    refusal = RuntimeError("NCCL has left")
+    failing = unittest.mock.patch.object(_ffi, "register_memory", side_effect=refusal)
+    with failing if here.process else contextlib.nullcontext():
+        if not here.process:
+            StandIn().fail("ncclCommWindowRegister", 5)
+        with pytest.raises(jaxcomm.CommunicatorError) as caught:
+            jaxcomm.SymmetricPool(mesh, SIZE)
+    return str(caught.value)
+
+
+@pytest.mark.multiprocess
+def test_an_error_of_one_process_reaches_the_others(team):
+    for error in team.call(one_cannot_ask):
+        assert error == "registering symmetric memory (process 1): NCCL has left"

@@ -74,6 +74,9 @@ class NcclCommunicator final : public Communicator,
   // Registers a segment with NCCL, once; every process of the communicator calls it.
   // Says how it is registered, or why NCCL refused, which is no error.
   ErrorOr<std::string> Register(const std::shared_ptr<SymmetricMemory>& memory);
+  void Deregister(const SymmetricMemory& memory) {
+    engines_.nccl().Deregister(memory.segment());
+  }
 
  private:
   Status PrepareRanks();

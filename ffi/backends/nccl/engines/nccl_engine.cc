@@ -1,5 +1,6 @@
 #include "ffi/backends/nccl/engines/nccl_engine.h"
 
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,14 @@ bool IsSent(const Step& step) {
   return step.kind == Step::Kind::kSend || step.kind == Step::Kind::kRecv ||
          step.kind == Step::Kind::kAllToAll || step.kind == Step::Kind::kGather ||
          step.kind == Step::Kind::kScatter;
+}
+
+// Of what Windows::Finish() says: "window", "buffer" or "".
+std::string_view KindOf(std::string_view how) {
+  for (const std::string_view kind : {"window", "buffer: "}) {
+    if (how.substr(0, kind.size()) == kind) return kind;
+  }
+  return "";
 }
 
 }  // namespace
@@ -78,24 +87,38 @@ std::string NcclEngine::Register(SymmetricMemory& memory) {
     status = WaitUntilReady(parts_.library, comms, parts_.comms.patience(),
                             "ncclCommWindowRegister");
   }
+  std::vector<std::string> hows;
   for (size_t i = 0; i < asking.size(); ++i) {
     Registered& registered = registered_[asking[i]->facts.place];
     CurrentContext current(parts_.library.cuda, asking[i]->facts.context);
-    how = registered.windows.Finish(parts_.library, comms[i], segment, status);
+    hows.push_back(
+        registered.windows.Finish(parts_.library, comms[i], segment, status));
     registered.any = !registered.windows.empty();
   }
-  return how;
+  // Ranks choose engines by it, so all have it alike, or none has it.
+  for (size_t i = 1; i < asking.size(); ++i) {
+    if (KindOf(hows[i]) == KindOf(hows[0])) continue;
+    how = StrCat("not alike on all ranks: ", asking[0]->facts.ToString(), ": ", hows[0],
+                 "; ", asking[i]->facts.ToString(), ": ", hows[i]);
+    for (LocalRank* rank : asking) Remove(*rank, segment);
+    return how;
+  }
+  return hows[0];
+}
+
+void NcclEngine::Remove(const LocalRank& rank, uint64_t segment) {
+  Registered& registered = registered_[rank.facts.place];
+  CurrentContext current(parts_.library.cuda, rank.facts.context);
+  registered.windows.Remove(parts_.library, parts_.comms.comm(rank.facts.place),
+                            segment);
+  registered.any = !registered.windows.empty();
 }
 
 void NcclEngine::Deregister(uint64_t segment) {
   for (const auto& rank : parts_.ranks) {
     MutexLock lock(rank->queue.launching);
     if (DevicesAreStopped()) return;
-    Registered& registered = registered_[rank->facts.place];
-    CurrentContext current(parts_.library.cuda, rank->facts.context);
-    registered.windows.Remove(parts_.library, parts_.comms.comm(rank->facts.place),
-                              segment);
-    registered.any = !registered.windows.empty();
+    Remove(*rank, segment);
   }
 }
 

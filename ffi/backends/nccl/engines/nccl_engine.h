@@ -27,8 +27,9 @@ class NcclEngine final : public Engine {
   void Abort(LocalRank& rank) override { parts_.comms.Abort(rank); }
 
   // Registers a segment with NCCL, once. Requires the launch locks of all ranks, and
-  // every process of the communicator calls it. Returns how it is registered, or why
-  // NCCL refused, which is no error.
+  // every process of the communicator calls it. Returns how it is registered, on all
+  // ranks here alike, or why it is not, which is no error. If other processes have it
+  // otherwise, call Deregister().
   std::string Register(SymmetricMemory& memory);
   void Deregister(uint64_t segment);
   // Deregisters all. Requires that nobody calls.
@@ -44,7 +45,9 @@ class NcclEngine final : public Engine {
     std::atomic<bool> any{false};
   };
 
-  // The same. Requires the rank's launch lock.
+  // Deregisters it from a rank. Requires its launch lock.
+  void Remove(const LocalRank& rank, uint64_t segment);
+  // The same as IsSymmetric(). Requires the rank's launch lock.
   bool IsSymmetricLocked(const Call& call, const LocalRank& rank) const;
   // Whether NCCL can send between the places of operands and results: both ends of a
   // send must be registered, or none. Says why not.

@@ -72,7 +72,11 @@ def register(pool, keys: Sequence[int]) -> dict[int, str]:
     """Register a pool with communicators; every process of its mesh calls this.
 
     Returns:
-      How it is registered with each, or why it is not, by key.
+      How it is registered with each, or why it is not, by key. The first is alike on
+      all processes.
+
+    Raises:
+      CommunicatorError: on all processes, if one cannot register or means another pool.
     """
     what = [(pool.number, pool.bytes, key) for key in keys]
     mine = [len(what), hashlib.sha256(json.dumps(what).encode()).hexdigest()]
@@ -87,4 +91,38 @@ def register(pool, keys: Sequence[int]) -> dict[int, str]:
             f"different order ({counts}). Make the same SymmetricPool objects and "
             f"communicators on every process, in the same order; nothing was registered"
         )
-    return {key: _ffi.register_memory(key, pool.memory) for key in keys}
+    how = []
+    refused = None
+    try:
+        how = [_ffi.register_memory(key, pool.memory) for key in keys]
+    except RuntimeError as error:
+        refused = str(error)
+    agreement.check_none_refused(pool.mesh, "registering symmetric memory", refused)
+    answers = agreement.exchange(pool.mesh, "how it is registered", how)
+    return {
+        key: _agreed(pool, key, {process: each[i] for process, each in answers.items()})
+        for i, key in enumerate(keys)
+    }
+
+
+def is_registered(how: str) -> bool:
+    """Return whether collectives may use what is registered so."""
+    return how == "window" or how.startswith("buffer: ")
+
+
+def _kind(how: str) -> str | None:
+    return how.split(":")[0] if is_registered(how) else None
+
+
+def _agreed(pool, key: int, answers: dict[int, str]) -> str:
+    """Return how a pool is registered; undo it if processes have it differently.
+
+    Ranks choose engines by it, and would wait for each other.
+    """
+    mine = answers[jax.process_index()]
+    if len(set(map(_kind, answers.values()))) == 1:
+        return mine
+    if is_registered(mine):
+        _ffi.deregister_memory(key, pool.memory)
+    each = "; ".join(f"process {process}: {how}" for process, how in answers.items())
+    return f"not alike on all processes: {each}"
