@@ -79,10 +79,10 @@ bool SetsDevice(std::string_view name) {
 // What does not ask the device.
 bool WorksAfterFault(std::string_view name) {
   return name == "cuInit" || name == "cuDriverGetVersion" || name == "cuDeviceGet" ||
-         name == "cuDeviceGetCount" || name == "cuCtxGetCurrent" ||
-         name == "cuCtxPushCurrent_v2" || name == "cuCtxPopCurrent_v2" ||
-         name == "cuDevicePrimaryCtxRelease_v2" || name == "ncclGetVersion" ||
-         name == "ncclCommGetAsyncError" || name == "ncclCommAbort";
+         name == "cuCtxGetCurrent" || name == "cuCtxPushCurrent_v2" ||
+         name == "cuCtxPopCurrent_v2" || name == "cuDevicePrimaryCtxRelease_v2" ||
+         name == "ncclGetVersion" || name == "ncclCommGetAsyncError" ||
+         name == "ncclCommAbort";
 }
 
 std::string Line(const Recorded& call) {

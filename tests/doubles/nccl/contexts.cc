@@ -80,13 +80,6 @@ Result cuDriverGetVersion(int* version) {
   return kSuccess;
 }
 
-Result cuDeviceGetCount(int* count) {
-  JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGetCount");
-  if (!fake::initialized) return kNotInitialized;
-  *count = fake::kDevices;
-  return kSuccess;
-}
-
 Result cuDeviceGet(Device* device, int ordinal) {
   JAXCOMM_FAKE_CALL(kAllowed, "cuDeviceGet");
   if (!fake::initialized) return kNotInitialized;

@@ -126,6 +126,8 @@ extern "C" {
   JAXCOMM_FAKE_EXPORT Result exported parameters;
 JAXCOMM_CUDA_FUNCTIONS(JAXCOMM_FAKE_DECLARE)
 #undef JAXCOMM_FAKE_DECLARE
+// Only tests ask it.
+JAXCOMM_FAKE_EXPORT Result cuCtxGetCurrent(Context*);
 }
 
 // Results that only the stand-in names.

@@ -58,7 +58,6 @@ ErrorOr<std::unique_ptr<OneShot>> OneShot::Create(std::unique_ptr<PeerMemory> in
   }
   for (RankState& state : made->ranks_) RETURN_IF_ERROR(made->Prepare(state));
   made->inboxes_->ShareHere();
-  made->FindInboxes();
   return made;
 }
 
@@ -72,6 +71,10 @@ Status OneShot::Prepare(RankState& state) {
     std::memset(memory, 0, bytes);
   }
   state.progress = &shared_->members[state.index].progress;
+  state.arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
+  state.arguments.progress = reinterpret_cast<uint64_t>(state.progress);
+  state.arguments.rank = static_cast<uint32_t>(state.facts.rank);
+  state.arguments.ranks = static_cast<uint32_t>(state.facts.size);
   if (state.facts.size < 2) return OkStatus();
   if (Status able = LoadKernels(state); able.failure()) {
     // Not an error: the other processes would wait for this one. They learn of it.
@@ -80,23 +83,6 @@ Status OneShot::Prepare(RankState& state) {
   }
   return inboxes_->Take(state.index, OneShotMemory::kBytes,
                         /*zeroed=*/OneShotMemory::kZeroedBytes);
-}
-
-Status OneShot::Share(NcclParts& parts) {
-  RETURN_IF_ERROR(inboxes_->Share(parts));
-  FindInboxes();
-  return OkStatus();
-}
-
-void OneShot::FindInboxes() {
-  for (RankState& state : ranks_) {
-    if (!takes_part(state.index)) continue;
-    OneShotArguments& arguments = state.arguments;
-    arguments.stop = reinterpret_cast<uint64_t>(&shared_->stop);
-    arguments.progress = reinterpret_cast<uint64_t>(state.progress);
-    arguments.rank = static_cast<uint32_t>(state.facts.rank);
-    arguments.ranks = static_cast<uint32_t>(state.facts.size);
-  }
 }
 
 bool OneShot::MayRun(const RankState& state) const {

@@ -41,7 +41,7 @@ class OneShot {
 
   // A group takes part if all of its ranks can: then all do, or none. Ranks of one
   // process know it at once. For the others every process calls this.
-  Status Share(NcclParts& parts);
+  Status Share(NcclParts& parts) { return inboxes_->Share(parts); }
 
   // Whether all ranks of a member's group do, and how much work they have left: flags
   // are not used again.
@@ -104,8 +104,6 @@ class OneShot {
   // Has `stream` wait for it.
   Status WaitForLast(RankState& state, cuda::Stream stream);
   Status Prepare(RankState& state);
-  // Tells the kernels where the inboxes are that are shared.
-  void FindInboxes();
   // Whether all work has run, in some seconds.
   bool IsIdleSoon();
 

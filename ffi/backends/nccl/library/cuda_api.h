@@ -78,11 +78,9 @@ static_assert(sizeof(Rows) == 128);
   F(cuInit, Init, (unsigned))                                                       \
   F(cuDriverGetVersion, DriverGetVersion, (int*))                                   \
   F(cuGetErrorString, GetErrorString, (Result, const char**))                       \
-  F(cuDeviceGetCount, DeviceGetCount, (int*))                                       \
   F(cuDeviceGet, DeviceGet, (Device*, int))                                         \
   F(cuDevicePrimaryCtxRetain, DevicePrimaryCtxRetain, (Context*, Device))           \
   F(cuDevicePrimaryCtxRelease_v2, DevicePrimaryCtxRelease, (Device))                \
-  F(cuCtxGetCurrent, CtxGetCurrent, (Context*))                                     \
   F(cuCtxPushCurrent_v2, CtxPushCurrent, (Context))                                 \
   F(cuCtxPopCurrent_v2, CtxPopCurrent, (Context*))                                  \
   F(cuDeviceCanAccessPeer, DeviceCanAccessPeer, (int*, Device, Device))             \
