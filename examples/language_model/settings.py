@@ -29,7 +29,7 @@ class Settings:
 
     data: int = 2
     context: int = 4
-    sequence: int = 4096
+    sequence: int = 2048
     steps: int = 36
     text: pathlib.Path | None = None
     backend: str | None = None
@@ -39,7 +39,7 @@ class Settings:
     resume: bool = False
     layers: int = 2
     width: int = 256
-    window: int = 1024
+    window: int = 512
     dtype: str = "float32"
     learning_rate: float = 3e-3
     checkpoint_every: int = 12
