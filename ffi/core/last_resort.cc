@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 // How long to wait for the message and the flight records: a pipe may be full, and a
 // disk may hang.
-constexpr auto kPatience = std::chrono::seconds(1);
+constexpr auto kLastPatience = std::chrono::seconds(1);
 
 class Deadlines {
  public:
@@ -85,7 +85,7 @@ class Deadlines {
 }  // namespace
 
 void EndProcess(const std::string& text) {
-  const auto end = Clock::now() + kPatience;
+  const auto end = Clock::now() + kLastPatience;
   const auto said = Say(StrCat("jaxcomm: ", text, ". The process ends\n"));
   // Shared with a thread that may outlive this function's frame by a moment.
   const auto dumped = std::make_shared<std::promise<void>>();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ffi/backends/nccl/failure/device_stop.h"
+#include "ffi/backends/nccl/failure/wait.h"
 #include "ffi/backends/nccl/library/device_memory.h"
 #include "ffi/os/mutex.h"
 #include "ffi/os/start_thread.h"
@@ -15,8 +16,6 @@
 namespace jaxcomm {
 namespace {
 
-// How long the end of a communicator may take before it is ended by force.
-constexpr double kGraceSeconds = 10;
 // How long an abort waits for a thread that launches. One that takes longer is inside
 // NCCL, and only the abort lets it go.
 constexpr auto kLaunchPatience = std::chrono::milliseconds(100);

@@ -16,7 +16,7 @@ using Arguments = RaggedArguments;
 constexpr size_t kData = 0, kOutput = 1, kNumbers = 2;
 // Behind the halves of an arena: the word of the check, and one that ranks add up to
 // wait for each other.
-constexpr size_t kWordBytes = 256;
+constexpr size_t kWordsBytes = 256;
 constexpr unsigned kThreads = 512;
 // The blocks that send, and as many that receive: they fill the links of an H100.
 constexpr uint32_t kBlocks = 32;
@@ -94,8 +94,8 @@ ErrorOr<std::unique_ptr<DeviceSized>> DeviceSized::Create(
       continue;
     }
     RETURN_IF_ERROR(made->arenas_->Take(rank->facts.place,
-                                        2 * window_bytes + kWordBytes,
-                                        /*zeroed=*/kWordBytes));
+                                        2 * window_bytes + kWordsBytes,
+                                        /*zeroed=*/kWordsBytes));
   }
   made->arenas_->ShareHere();
   return made;
@@ -264,7 +264,7 @@ Status DeviceSized::Barrier(const RankFacts& rank, cuda::Stream stream) const {
   const nccl::Comm comm = parts_.comms.comm(rank.place);
   if (comm == nullptr) return parts_.health.failure();
   void* const word = reinterpret_cast<void*>(arenas_->own(rank.place) +
-                                             2 * window_bytes_ + kWordBytes / 2);
+                                             2 * window_bytes_ + kWordsBytes / 2);
   const nccl::Result result = parts_.library.nccl.AllReduce(
       word, word, 1, nccl::Type::kInt32, nccl::RedOp::kSum, comm, stream);
   return parts_.comms.Finish(result, comm, "ncclAllReduce",

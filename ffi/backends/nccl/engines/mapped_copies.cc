@@ -16,7 +16,7 @@ constexpr size_t kStagedBytes = MappedCopies::kSlots * MappedCopies::kSlotBytes;
 // A word has a line of its own: two processes write to neighbours.
 constexpr size_t kLineBytes = 128;
 constexpr size_t kWords = PeerMemory::kMostRanks * MappedCopies::kSlots;
-constexpr size_t kWordBytes = 3 * kWords * kLineBytes;
+constexpr size_t kAllWordsBytes = 3 * kWords * kLineBytes;
 
 // In a rank's memory, behind the slots: the last chunk that another rank has staged for
 // it, the last that this one has pulled from it, and the last that may be staged in
@@ -35,8 +35,6 @@ cuda::Pointer AllowedBy(cuda::Pointer memory, int rank, size_t slot) {
 
 // Later than every chunk.
 constexpr uint64_t kReleased = uint64_t{1} << 62;
-// How long the end waits for those that pull.
-constexpr double kGraceSeconds = 10;
 
 cuda::Pointer PointerOf(const void* address) {
   return reinterpret_cast<cuda::Pointer>(address);
@@ -63,8 +61,8 @@ ErrorOr<std::unique_ptr<MappedCopies>> MappedCopies::Create(
       RETURN_IF_ERROR(parts.library.Try(parts.library.cuda.EventCreate, event,
                                         cuda::kEventDisableTiming));
     }
-    RETURN_IF_ERROR(shared.Take(rank->facts.place, kStagedBytes + kWordBytes,
-                                /*zeroed=*/kWordBytes));
+    RETURN_IF_ERROR(shared.Take(rank->facts.place, kStagedBytes + kAllWordsBytes,
+                                /*zeroed=*/kAllWordsBytes));
     const cuda::Pointer own = shared.own(rank->facts.place);
     if (own == 0) continue;
     // A device without words of 64 bits refuses the first. Behind the zeros, on their

@@ -18,8 +18,6 @@ constexpr unsigned kQuadBytes = 16;  // what a thread moves at once, staged
 // different orders, none would come to its end: with so many, four to a multiprocessor,
 // a GPU of 40 has room for two lanes.
 constexpr unsigned kMostBlocks = OneShotProgress::kEnds;
-// How long the end waits for work that streams have.
-constexpr double kGraceSeconds = 10;
 
 Status Misaligned() {
   return Status(ErrorCode::kInternal,

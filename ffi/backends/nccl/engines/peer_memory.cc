@@ -23,8 +23,6 @@ constexpr size_t kArriveAt = 1024;
 // other rank of its group. Not in the memory itself, which they have unmapped by then.
 constexpr int64_t kFarewellsAt = 64;  // behind the segment's own number
 constexpr int64_t kFarewellBytes = 64 << 10;
-// How long the end waits for memory that is being zeroed.
-constexpr double kGraceSeconds = 10;
 // How long it waits for the others. Afterwards memory goes back when an arena is next
 // looked at.
 constexpr double kLeaveSeconds = 1;

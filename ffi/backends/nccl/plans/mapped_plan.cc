@@ -34,10 +34,6 @@ Staged StagedBy(const PeerPlan::Part& part) {
   return staged;
 }
 
-void AddOnce(std::vector<int>& ranks, int rank) {
-  if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
-}
-
 // Calls `add(part, done)` for each part of `bytes` of a copy's bytes from `begin` on:
 // the end of a row, whole rows, and the beginning of one. `done`: bytes before it.
 template <typename Add>

@@ -6,11 +6,12 @@
 #include "ffi/backends/nccl/plans/engine_choice.h"
 
 namespace jaxcomm {
-namespace {
 
 void AddOnce(std::vector<int>& ranks, int rank) {
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
 }
+
+namespace {
 
 int64_t BytesSent(const Steps& steps) {
   int64_t bytes = 0;

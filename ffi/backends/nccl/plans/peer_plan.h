@@ -31,6 +31,9 @@ struct PeerPlan {
 // of a broadcast on: it took 0.91 of the time of copies on two H200s.
 bool CopiesServe(Plan::Kind kind);
 
+// Adds a rank to a list that has each once.
+void AddOnce(std::vector<int>& ranks, int rank);
+
 // Makes the plan, the same on every rank. It has no parts if a step is no move, or if
 // copying is not worth it: see IsWorthCopying().
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan);
