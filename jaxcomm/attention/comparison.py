@@ -26,23 +26,6 @@ _COLUMNS = (
 _RECURRENT = "  recurrent layers", "sends", "sent forward", "backward", "microseconds"
 
 
-@dataclasses.dataclass(frozen=True)
-class ComparedExchange:
-    """What a recurrent layer sends, whatever the length of the sequence.
-
-    Attributes:
-      sends: collectives of a forward pass that follow one another.
-      forward_bytes: that a rank sends in the forward pass.
-      backward_bytes: that a rank sends in the backward pass.
-      seconds: of both passes, by the machine's numbers.
-    """
-
-    sends: int
-    forward_bytes: float
-    backward_bytes: float
-    seconds: float
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
     """Every strategy for one call of attention; prints as a table.
@@ -55,13 +38,14 @@ class Comparison:
         documents.
       rows: by name.
       machine: whose numbers the times are made of.
-      recurrent: ``"state_scan"`` and ``"causal_halo"``, where asked for.
+      recurrent: what ``"state_scan"`` and ``"causal_halo"`` send, where asked for,
+        whatever the length of the sequence. They say no ``memory`` and ``flops``.
     """
 
     chosen: str
     rows: dict[str, ComparedStrategy]
     machine: Machine
-    recurrent: dict[str, ComparedExchange] = dataclasses.field(default_factory=dict)
+    recurrent: dict[str, ComparedStrategy] = dataclasses.field(default_factory=dict)
 
     def _cells(self):
         least = self.rows[self.chosen].seconds
@@ -222,7 +206,7 @@ def compare_strategies(
     return Comparison(fastest(rows, problem, machine), rows, machine, recurrent)
 
 
-def _scan_of(problem: Problem, kernel, machine: Machine) -> ComparedExchange:
+def _scan_of(problem: Problem, kernel, machine: Machine) -> ComparedStrategy:
     if not isinstance(kernel, StateKernel):
         raise TypeError(
             f"{_WHAT}: kernel={kernel!r} is no kernel. Pass one of "
@@ -236,21 +220,27 @@ def _scan_of(problem: Problem, kernel, machine: Machine) -> ComparedExchange:
     addend = states * size * problem.value_size
     sent = least_sent(problem.size, count, states * factor, addend)
     ids = (problem.size - 1) * count * problem.batch * 4
-    return _exchange(sent, ids * problem.has_documents, machine)
+    return _exchange("state_scan", sent, ids * problem.has_documents, machine)
 
 
-def _halo_of(problem: Problem, width: int, machine: Machine) -> ComparedExchange:
+def _halo_of(problem: Problem, width: int, machine: Machine) -> ComparedStrategy:
     tokens = (problem.size - 1) * _fragments(problem) * problem.batch * width
     channels = problem.heads * problem.head_size
     sent = Sent(1, tokens * channels * problem.itemsize)
-    return _exchange(sent, tokens * 4 * problem.has_documents, machine)
+    return _exchange("causal_halo", sent, tokens * 4 * problem.has_documents, machine)
 
 
-def _exchange(sent: Sent, ids: int, machine: Machine) -> ComparedExchange:
+def _exchange(name: str, sent: Sent, ids: int, machine: Machine) -> ComparedStrategy:
     """Return what both passes send. The ids of tokens have no gradient."""
     forward = Sent(sent.sends + (ids > 0), sent.bytes + ids)
     seconds = forward.seconds(machine) + sent.seconds(machine)
-    return ComparedExchange(forward.sends, forward.bytes, sent.bytes, seconds)
+    return ComparedStrategy(
+        name,
+        sends=forward.sends,
+        forward_bytes=forward.bytes,
+        backward_bytes=sent.bytes,
+        seconds=seconds,
+    )
 
 
 def _fragments(problem: Problem) -> int:

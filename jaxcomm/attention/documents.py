@@ -86,26 +86,6 @@ def document_layout(
     return Layout(layout.schedule, size, layout.length, order)
 
 
-def document_work(layout: Layout, lengths: Sequence[int]) -> np.ndarray:
-    """Count the keys that the queries of each rank see under a causal mask.
-
-    Args:
-      layout: of ``sum(lengths)`` tokens; the sequences of a batch have one order.
-      lengths: tokens of each document.
-
-    Returns:
-      int64 (size,).
-
-    >>> document_work(Layout("contiguous", 2, 8), [4, 4])
-    array([10, 10])
-    """
-    counts = _counts(lengths)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.asarray(layout.all_positions())
-    work = np.append(within + 1, np.zeros(held.size, np.int64))
-    return work[held.reshape(layout.size, -1)].sum(1)
-
-
 def segment_ids_of(lengths: Sequence[int], length: int | None = None) -> np.ndarray:
     """Return the segment ids of packed documents in natural order.
 
