@@ -168,21 +168,6 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
-    """What a rank computes of a hop, by whose keys it holds.
-
-    Attributes:
-      same: with its own keys.
-      earlier: with the keys of a rank whose first position is before its own first.
-      later: with those of a rank whose first position is behind it.
-    """
-
-    same: Block
-    earlier: Block
-    later: Block
-
-
-@dataclasses.dataclass(frozen=True)
 class Run:
     """Queries of a hop, and all keys that they see, by their numbers in the arrays.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention.mask import Block, Blocks
+from jaxcomm.attention.mask import Block
 
 
 class Schedule(abc.ABC):
@@ -64,7 +64,7 @@ class Schedule(abc.ABC):
         """
         return (length,)
 
-    def blocks(self, length: int) -> Blocks | None:
+    def blocks(self, length: int) -> tuple[Block, Block, Block] | None:
         """Return what a rank computes of each hop under a causal mask.
 
         A fused kernel has few masks; a schedule whose hops need no other says here
@@ -73,6 +73,10 @@ class Schedule(abc.ABC):
 
         Args:
           length: number of tokens of each rank, none of them padding.
+
+        Returns:
+          What it computes with its own keys; with those of a rank whose first position
+          is before its own first; and with those of a rank whose first is behind it.
         """
         return None
 
@@ -116,11 +120,8 @@ class Contiguous(Schedule):
 
     def blocks(self, length):
         whole = (0, length)
-        return Blocks(
-            same=Block(whole, whole, right=0),
-            earlier=Block(whole, whole),
-            later=Block((0, 0), (0, 0)),
-        )
+        nothing = Block((0, 0), (0, 0))
+        return Block(whole, whole, right=0), Block(whole, whole), nothing
 
 
 class Striped(Schedule):
@@ -145,7 +146,7 @@ class Striped(Schedule):
         causal = Block((0, length), (0, length), right=0)
         # Strictly causal: causal if the first query and the last key are left out.
         strictly = Block((1, length), (0, length - 1), right=0)
-        return Blocks(same=causal, earlier=causal, later=strictly)
+        return causal, causal, strictly
 
 
 class Zigzag(Schedule):
@@ -179,11 +180,8 @@ class Zigzag(Schedule):
     def blocks(self, length):
         front, _ = self.segments(length)
         whole = (0, length)
-        return Blocks(
-            same=Block(whole, whole, right=0),
-            earlier=Block(whole, (0, front)),
-            later=Block((front, length), whole),
-        )
+        earlier, later = Block(whole, (0, front)), Block((front, length), whole)
+        return Block(whole, whole, right=0), earlier, later
 
 
 # A new schedule is one file and one entry here.

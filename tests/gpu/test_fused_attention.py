@@ -74,10 +74,10 @@ def hop_of_ring(case, source):
     )  # fmt: skip
     layouts = [Layout(case.schedule, 4, 4 * held) for held in (case.tokens, keys)]
     mask = Mask(None, None if case.keys else 0, 4 * case.tokens, 4 * keys)
-    blocks = blocks_of(*layouts, mask, keys)
-    of_source = [getattr(blocks, name) for name in SOURCES]
-    distinct = tuple(dict.fromkeys(of_source))
-    at = distinct.index(of_source[list(SOURCES).index(source)])
+    (own,), others = blocks_of(*layouts, mask, keys)
+    distinct = tuple(dict.fromkeys((own, *others)))
+    of_source = {"same": own, "earlier": others[0], "later": others[-1]}
+    at = distinct.index(of_source[source])
     queries, of_keys = (
         Coordinates(jnp.asarray(layout.positions_of(rank)))
         for layout, rank in zip(layouts, (1, SOURCES[source]), strict=True)

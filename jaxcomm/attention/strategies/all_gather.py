@@ -86,10 +86,9 @@ class Gathered(Walk):
             scores=call.scores(inputs, bias),
             segments=(layouts[0].segments, segments),
         )
-        blocks = f"the strategy {self.name!r} masks by positions"
-        if call.mask.is_everything:
-            blocks = blocks_of(*layouts, call.mask, keys.key.shape[1])
-        return narrowed(hop, blocks if isinstance(blocks, str) else (blocks.same,))
+        if not call.mask.is_everything:
+            return narrowed(hop, f"the strategy {self.name!r} masks by positions")
+        return narrowed(hop, blocks_of(*layouts, call.mask, keys.key.shape[1])[0])
 
 
 class _Collected(Loop):

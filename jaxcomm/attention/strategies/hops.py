@@ -12,7 +12,7 @@ from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.mask import Block, Blocks, Coordinates, Mask, Run
+from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
 from jaxcomm.attention.schedules import Schedule
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
@@ -97,47 +97,46 @@ def _seen_by_rank(queries: Layout, mask: Mask) -> list[tuple]:
     return found
 
 
-def blocks_of(queries: Layout, keys: Layout, mask: Mask, held: int) -> Blocks | str:
-    """Return what a rank sees of the keys of a hop, by whose they are.
+def blocks_of(
+    queries: Layout, keys: Layout, mask: Mask, held: int
+) -> tuple[tuple[Block, ...] | str, tuple[Block, ...] | str]:
+    """Return what a rank sees of its own keys in a hop, and what of those of others.
 
     Returns:
-      The blocks; or, in words, why none are known before the program runs.
+      Blocks, of which a hop is one, those of others by earlier and later ranks; or, in
+      words, why none are known before the program runs.
     """
     if not (queries.is_static and keys.is_static):
-        return "the layout is data, and blocks are rules"
+        why_none = "the layout is data, and blocks are rules"
+        return why_none, why_none
     count = queries.local_length
     totals = tuple(each.size * each.local_length for each in (queries, keys))
     if (mask.query_length, mask.key_length) != totals:
-        return (
+        why_none = (
             f"the {queries.size} ranks hold {totals[0]} queries and {totals[1]} keys, "
             f"of which {mask.query_length} and {mask.key_length} are no padding, and "
             "it masks no padding"
         )
-    whole = (0, count), (0, held)
+        return why_none, why_none
     if mask.is_everything:
-        return Blocks(*[Block(*whole)] * 3)
+        whole = (Block((0, count), (0, held)),)
+        return whole, whole
     is_one_sequence = queries == keys
-    if not mask.is_causal:
-        return "it takes a window where a rank's keys are its own, without a gap"
-    found = queries.schedule.blocks(count) if is_one_sequence else None
-    if found is None:
-        return (
+    if mask.is_causal and is_one_sequence:
+        found = queries.schedule.blocks(count)
+        if found is not None:
+            return found[:1], tuple(dict.fromkeys(found[1:]))
+    why_none = "it takes a window where a rank's keys are its own, without a gap"
+    if mask.is_causal:
+        why_none = (
             f"the schedule {queries.schedule.name!r} does not say which blocks a "
             "causal ring computes"
         )
-    return found
-
-
-def _window_of_own(queries: Layout, keys: Layout, mask: Mask) -> Block | None:
-    """Return what a rank sees of its own keys in a window, if they lie in a row."""
-    rows = queries.local_length
-    held = queries.size * rows
-    is_all = (mask.query_length, mask.key_length) == (held, held)
-    if queries != keys or not is_all or len(consecutive(queries)) != 1:
-        return None
+    if not is_one_sequence or len(consecutive(queries)) != 1:
+        return why_none, why_none
     # A window that reaches the first key is none.
-    left = mask.left if (mask.left or 0) < rows - 1 else None
-    return Block((0, rows), (0, rows), left, mask.right)
+    left = mask.left if (mask.left or 0) < count - 1 else None
+    return (Block((0, count), (0, count), left, mask.right),), why_none
 
 
 def consecutive(layout: Layout) -> tuple[tuple[int, int], ...]:
@@ -190,13 +189,7 @@ def hops_of(
         own = own.replace(runs=(Run((0, rows), (0, rows), "same", is_consecutive),))
     if call.is_self and has_ids:
         others = others.replace(runs=(Run((0, rows), (0, held), "apart", False),))
-    blocks = blocks_of(*layouts, call.mask, held)
-    if isinstance(blocks, str):
-        block = _window_of_own(*layouts, call.mask)
-        of_own, of_others = (blocks if block is None else (block,)), blocks
-    else:
-        of_own = (blocks.same,)
-        of_others = tuple(dict.fromkeys((blocks.earlier, blocks.later)))
+    of_own, of_others = blocks_of(*layouts, call.mask, held)
     own = narrowed(own, of_own)
     return own, narrowed(others, of_others) if has_others else own
 
@@ -217,7 +210,7 @@ def hop_of_block(
         queries, keys = (Coordinates(at, x) for x in (inputs.query_ids, block[2]))
     which = None
     if len(hop.blocks) > 1:
-        # Ranks are in the order of their first positions: see Blocks.
+        # Ranks are in the order of their first positions: see Schedule.
         is_later = queries.positions[0] < keys.positions[0]
         which = is_later.astype(jnp.int32)
     return hop.replace(
