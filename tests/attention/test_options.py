@@ -97,7 +97,8 @@ CASES = [
 @pytest.fixture
 def use_tiles(monkeypatch):
     def use(loop):
-        monkeypatch.setattr(kernel, "ON_CPU", kernel.TileLoop(4, loop))
+        monkeypatch.setattr(kernel, "ON_CPU", 4)
+        monkeypatch.setitem(vars(kernel.XLA), "over", loop)
         monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)
 
     return use

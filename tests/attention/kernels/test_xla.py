@@ -15,7 +15,7 @@ from jaxcomm.attention.mask import Coordinates
 def small_tiles(request, monkeypatch):
     """Tiles of at most 4 queries and 4 keys, so that little shapes have many."""
     monkeypatch.setattr(tiles, "_FEWEST_QUERIES", 4)
-    return Xla(kernel.TileLoop(4, request.param))
+    return Xla(4, request.param)
 
 
 def test_skipped_tiles_are_not_computed(small_tiles):

@@ -8,7 +8,7 @@ Source: Dao, FlashAttention-2, 2023.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,25 +80,12 @@ def _by(mode) -> Choose:
     return choose
 
 
-@dataclasses.dataclass(frozen=True)
-class TileLoop:
-    """How a hop goes through its tiles.
-
-    Attributes:
-      tokens: the most rows of a tile, and the most keys.
-      over: the loop, such as :func:`over_visible`.
-    """
-
-    tokens: int
-    over: Callable
-
-
-# The scores of a tile, 64 KiB of float32, stay in the cache next to a core. With 512
-# tokens the backward pass took a sixth longer, and with documents a third.
-ON_CPU = TileLoop(128, over_visible)
+# The most rows of a tile, and the most keys. The scores of a tile, 64 KiB of float32,
+# stay in the cache next to a core. With 512 tokens the backward pass took a sixth
+# longer, and with documents a third.
+ON_CPU = 128
 # Each tile costs launches, and the host waits for it.
-ON_GPU = TileLoop(512, over_visible)
-OVER_ALL = TileLoop(512, over_all)
+ON_GPU = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,34 +93,35 @@ class Xla(Kernel):
     """XLA's operations, tile by tile: every option, every platform, both derivatives.
 
     Attributes:
-      loop: how to go through the tiles. If None, as is best for the platform.
+      tokens: the most rows of a tile, and the most keys. If None, as is best for the
+        platform.
+      over: the loop over tiles, such as :func:`over_visible`.
     """
 
-    loop: TileLoop | None = None
+    tokens: int | None = None
+    over: Callable = over_visible
     name = "xla"
     options = frozenset(OPTIONS)
 
     def why_not(self, hop):
         return None
 
-    def _tiles(self, hop: Hop) -> tuple[TileLoop, Tiles]:
+    def _tiles(self, hop: Hop) -> Tiles:
         is_gpu = hop.platform in ("cuda", "rocm")
-        loop = self.loop or (ON_GPU if is_gpu else ON_CPU)
-        return loop, Tiles(hop, loop.tokens)
+        return Tiles(hop, self.tokens or (ON_GPU if is_gpu else ON_CPU))
 
     def forward(self, hop):
-        loop, tiles = self._tiles(hop)
+        tiles = self._tiles(hop)
 
         def nothing():
             shape = (*hop.query.shape[:3], hop.value.shape[3])
             out = jnp.zeros_like(hop.query, tiles.dtype, shape=shape)
             return out, jnp.full_like(out[..., 0], -jnp.inf)
 
-        return tiles.if_visible(lambda: _forward(hop, tiles, loop), nothing)
+        return tiles.if_visible(lambda: _forward(hop, tiles, self.over), nothing)
 
     def backward(self, hop, saved):
-        loop, tiles = self._tiles(hop)
-        scores = hop.scores
+        tiles, scores = self._tiles(hop), hop.scores
         given = hop.query, hop.key, hop.value, scores.bias, scores.slopes
 
         def nothing():
@@ -141,10 +129,12 @@ class Xla(Kernel):
                 *(None if x is None else jnp.zeros_like(x, tiles.dtype) for x in given)
             )
 
-        return tiles.if_visible(lambda: _backward(hop, saved, tiles, loop), nothing)
+        return tiles.if_visible(
+            lambda: _backward(hop, saved, tiles, self.over), nothing
+        )
 
 
-def _forward(hop: Hop, tiles: Tiles, loop: TileLoop):
+def _forward(hop: Hop, tiles: Tiles, over: Callable):
     queries = tiles.split_queries(hop.query) * hop.scores.scale
     keys, values = map(tiles.split_keys, (hop.key, hop.value))
 
@@ -168,7 +158,7 @@ def _forward(hop: Hop, tiles: Tiles, loop: TileLoop):
             out = jnp.zeros_like(rows, shape=(rows.shape[0], value_tiles.shape[2]))
             start = (top, jnp.zeros_like(top), out)
             of_all = (key_tiles, value_tiles, tiles.columns(head))
-            top, total, out = loop.over(of_keys, start, of_all, modes)
+            top, total, out = over(of_keys, start, of_all, modes)
             # A row that saw no key has out 0 and top -inf.
             total = at_least_half(total)
             share = 1 / total
@@ -193,7 +183,7 @@ def _forward_tile(carry, rows, columns, values, tile: Tile):
     return new_top, total, out
 
 
-def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
+def _backward(hop: Hop, saved: Saved, tiles: Tiles, over: Callable) -> Grads:
     queries = tiles.split_queries(hop.query) * hop.scores.scale
     keys, values = map(tiles.split_keys, (hop.key, hop.value))
     # exp(score - inf) is 0: padding gives no gradient.
@@ -216,17 +206,17 @@ def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
                     tile = tiles.tile(head, row, column, is_masked, across=True)
                     return _backward_tile(given, columns, values, tile)
 
-                added = choose(compute)
+                of_rows, of_columns, of_scores = choose(compute)
                 grad_queries, summed, grad_bias = carry
                 if tiles.bias is not None:
                     place = tiles.bias_place(head, row, column)
-                    grad_bias = tiles.bias.add(grad_bias, place, added.scores.T)
+                    grad_bias = tiles.bias.add(grad_bias, place, of_scores.T)
                 # By slices: at[at].add would be a scatter.
                 sums = jax.lax.dynamic_index_in_dim(grad_queries, at, keepdims=False)
                 grad_queries = jax.lax.dynamic_update_index_in_dim(
-                    grad_queries, sums + added.rows, at, 0
+                    grad_queries, sums + of_rows, at, 0
                 )
-                summed = jax.tree.map(jnp.add, summed, added.summed)
+                summed = jax.tree.map(jnp.add, summed, of_columns)
                 return grad_queries, summed, grad_bias
 
             grad_queries, slopes, grad_bias = carry
@@ -236,9 +226,7 @@ def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
                 grad_bias,
             )
             of_all = (of_head_queries, tiles.rows(head), jnp.arange(len(query_tiles)))
-            grad_queries, summed, grad_bias = loop.over(
-                of_queries, start, of_all, modes
-            )
+            grad_queries, summed, grad_bias = over(of_queries, start, of_all, modes)
             *grads_of_keys, slopes = summed
             return (grad_queries, slopes, grad_bias), grads_of_keys
 
@@ -265,25 +253,15 @@ def _backward(hop: Hop, saved: Saved, tiles: Tiles, loop: TileLoop) -> Grads:
     )
 
 
-class _TileGrads(NamedTuple):
-    """What a tile adds.
-
-    Attributes:
-      rows: to the gradient of the queries.
-      summed: to those of keys, values and slopes; the last None if not given.
-      scores: the gradient of the scores, (keys, rows), if there is a bias; else None.
-    """
-
-    rows: Any
-    summed: tuple
-    scores: Any
-
-
-def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
+def _backward_tile(given, columns, values, tile: Tile):
     """Compute one tile's part of the gradients.
 
     Scores are held transposed, (keys, queries): two of the three products that consume
     them then read them in storage order, a quarter faster than the other way round.
+
+    Returns:
+      What it adds to the gradient of the queries; to those of keys, values and slopes,
+      the last None if not given; and the gradient of the scores, if there is a bias.
     """
     rows, grads, lse, delta = given
     scores, derivative = tile.bend(columns @ rows.T)
@@ -294,7 +272,7 @@ def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
     slopes = None
     if tile.scores.slopes is not None:
         slopes = -(grad_scores * tile.distances(grad_scores.dtype)).sum(0)
-    return _TileGrads(
+    return (
         grad_scores.T @ columns,
         (grad_scores @ rows, tile.thin(weights) @ grads, slopes),
         None if tile.scores.bias is None else grad_scores,
@@ -303,4 +281,4 @@ def _backward_tile(given, columns, values, tile: Tile) -> _TileGrads:
 
 XLA = Xla()
 # Of which JAX can take derivatives.
-DIFFERENTIABLE = Xla(OVER_ALL)
+DIFFERENTIABLE = Xla(ON_GPU, over_all)
