@@ -20,6 +20,7 @@ from jaxcomm.attention.permutation import (
 from jaxcomm.attention.schedules import Schedule, get_schedule
 from jaxcomm.attention.table import table_of
 from jaxcomm.attention.tokens import Tokens
+from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.primitives import arguments
 
 
@@ -162,7 +163,7 @@ class Layout:
         if self.order.shape[-2] != self.size:
             raise TypeError(
                 "Layout: this one knows the tokens of one rank alone. Pass it through "
-                "order.of_all first."
+                "layout.of_all_ranks first."
             )
         return self.order
 
@@ -299,3 +300,38 @@ def _layout_of(key, leaves) -> Layout:
 
 
 jax.tree_util.register_pytree_with_keys(Layout, _parts_of_layout, _layout_of)
+
+
+# A rank has its own part of an order that is data, and asks the others for theirs. Its
+# own is an order of one rank: (1, local length) or (B, 1, local length).
+
+
+def knows_all_ranks(layout: Layout) -> bool:
+    """Say whether a layout knows the positions of all ranks."""
+    return layout.is_static or layout.order.shape[-2] == layout.size
+
+
+def of_this_rank(layout: Layout, positions: Any) -> Layout:
+    """Return a layout that knows this rank's positions alone: (..., T), -1 padding."""
+    return layout._with_order(jnp.expand_dims(positions, -2))
+
+
+def of_all_ranks(layout: Layout, axis_name: Any) -> Layout:
+    """Return a layout that knows all positions; it asks the others, if need be."""
+    if knows_all_ranks(layout):
+        return layout
+    axis = layout.order.ndim - 2
+    order = all_gather(layout.order, axis_name, axis=axis, tiled=True)
+    return layout._with_order(_with_numbers(layout, order))
+
+
+def positions_here(layout: Layout, rank: Any) -> Any:
+    """Return the positions that this rank holds, which is ``rank``."""
+    if knows_all_ranks(layout):
+        return layout.positions_of(rank)
+    return _with_numbers(layout, layout.order[..., 0, :])
+
+
+def _with_numbers(layout: Layout, positions):
+    """Return positions of which padding has those behind all tokens."""
+    return jnp.where(positions < 0, layout.length, positions)

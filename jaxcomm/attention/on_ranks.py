@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from jaxcomm import compat
 from jaxcomm.attention import arguments
 from jaxcomm.attention.arguments import AttentionOptions
-from jaxcomm.attention.held import (
-    held_tokens,
-    ids_of_both,
-    table_of_rank,
-    with_padding,
-)
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import Refused
 from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.permutation import poison_unless
-from jaxcomm.attention.positions import all_are_right
+from jaxcomm.attention.positions import (
+    all_are_right,
+    held_tokens,
+    ids_of_both,
+    table_of_rank,
+    with_padding,
+)
 from jaxcomm.attention.strategies.choice import choose, get_strategy
 from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (

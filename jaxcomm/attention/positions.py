@@ -1,4 +1,4 @@
-"""Compare the tokens that a rank holds with those that its layout says."""
+"""The tokens that a rank is given with its arrays, and what its layout says of them."""
 
 import functools
 
@@ -6,11 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat, config
-from jaxcomm.attention import order
-from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.layout import (
+    Layout,
+    Tokens,
+    of_all_ranks,
+    of_this_rank,
+    positions_here,
+)
 from jaxcomm.attention.mask import PADDING
-from jaxcomm.attention.permutation import no_positions
+from jaxcomm.attention.permutation import ids_of, no_positions
 from jaxcomm.attention.strategies.strategy import keep
+from jaxcomm.attention.table import width
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.communicator import replica_groups
 from jaxcomm.primitives.call import call_of
@@ -45,7 +51,7 @@ def layout_of_ranks(
     """Return the layout of tokens; order that is data is gathered from the ranks.
 
     Args:
-      of_all: if False, the order is that of this rank: see ``order``.
+      of_all: if False, the order is that of this rank: see ``layout.of_this_rank``.
     """
     layout = tokens.layout
     if not isinstance(layout.order, jax.ShapeDtypeStruct):
@@ -56,8 +62,108 @@ def layout_of_ranks(
     if held.ndim == 2 and not layout.differs_by_row:
         # All rows have the same: see are_right.
         held = held[0] if len(held) else jnp.zeros(held.shape[1:], held.dtype)
-    found = order.of_rank(layout, held)
-    return order.of_all(found, axis_name) if of_all else found
+    found = of_this_rank(layout, held)
+    return of_all_ranks(found, axis_name) if of_all else found
+
+
+def held_tokens(given, x, axis_name, what: str, name: str, argument: str, of_all=True):
+    """Return the tokens of an array, and who holds which positions.
+
+    Args:
+      of_all: if False, order that is data may be that of this rank.
+    """
+    if isinstance(given, Layout):
+        if not given.is_natural:
+            raise TypeError(f"{what}: {no_positions(given.schedule, argument)}")
+        given = Tokens(given, None)
+    if not isinstance(given, Tokens):
+        raise TypeError(
+            f"{what}: {argument}={given!r} is of type {type(given).__name__}. Pass the "
+            "tokens of `batch, tokens = layout.reorder(batch)`, or a contiguous Layout."
+        )
+    layout = given.layout
+    batch, count = x.shape[:2]
+    if count != layout.local_length:
+        raise ValueError(
+            f"{what}: {name} has {count} tokens on this rank, and the layout of "
+            f"{argument} gives each of its {layout.size} ranks {layout.local_length} "
+            f"of {layout.length}. Reorder {name} with that layout; or check that "
+            "dimension 1 counts tokens and is split over the axis alone."
+        )
+    check_axis(layout, axis_name, what)
+    for part in ("positions", "segment_ids"):
+        shape = getattr(getattr(given, part), "shape", None)
+        if shape not in (None, (batch, count), (1, count), (count,)):
+            raise ValueError(
+                f"{what}: {argument}.{part} has shape {shape} on this rank, and "
+                f"{name} has {batch} sequences of {count} tokens. Split what "
+                "layout.reorder returned as the batch is."
+            )
+    return given, layout_of_ranks(given, axis_name, what, argument, of_all)
+
+
+def _ids_of(tokens: Tokens, shape, what: str):
+    """Return the documents of tokens as int32 of a shape, or None."""
+    ids = ids_of(tokens.segment_ids, f"{what}: segment_ids")
+    if ids is None:
+        return None
+    ids = jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{what}: segment_ids have dtype {ids.dtype}. Pass integers.")
+    return jnp.broadcast_to(ids.astype(jnp.int32), shape)
+
+
+def ids_of_both(queries: Tokens, keys: Tokens, shapes, what: str):
+    """Return int32 (B, T) and (B, S), the documents of queries and keys, or None."""
+    pairs = zip((queries, keys), shapes, strict=True)
+    found = [_ids_of(tokens, shape, what) for tokens, shape in pairs]
+    if (found[0] is None) != (found[1] is None):
+        raise ValueError(
+            f"{what}: {'key_tokens' if found[0] is None else 'tokens'} alone has "
+            "segment ids or lengths. Give layout.reorder those of queries and of keys; "
+            "zeros where all is one document."
+        )
+    return found
+
+
+def documents_of(tokens: Tokens, layout: Layout, shape, axis_name, what: str):
+    """Return the documents of tokens, padding negative, and which are no padding.
+
+    Returns:
+      (ids, is_real): int32 (B, T), or None if all are one document; bool (B, T) or (1,
+      T), or None if none is padding.
+    """
+    at = jnp.asarray(layout.positions_of(jax.lax.axis_index(axis_name)))
+    has_padding = layout.length < layout.size * layout.local_length
+    is_real = jnp.atleast_2d(at) < layout.length if has_padding else None
+    ids = _ids_of(tokens, shape, what)
+    if ids is None:
+        return None, is_real
+    if is_real is not None:
+        ids = jnp.where(is_real, ids, PADDING)
+    return ids, ids >= 0
+
+
+def table_of_rank(tokens: Tokens, batch: int, what: str):
+    """Return the table of this rank's tokens, int32 (B, numbers), or None."""
+    table = tokens.table
+    if table is None:
+        return None
+    count = width(tokens.layout.size)
+    if table.shape not in ((batch, count), (1, count), (count,)):
+        raise ValueError(
+            f"{what}: tokens.table has shape {table.shape} on this rank, and "
+            f"{(batch, count)} is expected. Split what layout.reorder returned as the "
+            "batch is."
+        )
+    return jnp.broadcast_to(jnp.asarray(table, jnp.int32), (batch, count))
+
+
+def with_padding(ids, layout: Layout, rank):
+    """Return the ids of a rank's tokens, negative where the layout has padding."""
+    if ids is None or layout.length == layout.size * layout.local_length:
+        return ids
+    return jnp.where(positions_here(layout, rank) < layout.length, ids, PADDING)
 
 
 def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="tokens"):
@@ -85,7 +191,7 @@ def are_right(tokens: Tokens, layout: Layout, axis_name, what: str, argument="to
             f"{what}: {argument}.positions has dtype {positions.dtype}. Pass the "
             "tokens that layout.reorder returned."
         )
-    expected = order.held(layout, jax.lax.axis_index(axis_name))
+    expected = positions_here(layout, jax.lax.axis_index(axis_name))
     expected = jnp.asarray(expected)
     expected = jnp.where(expected < layout.length, expected, PADDING)
     shape = positions.shape

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention import arguments
-from jaxcomm.attention.held import held_tokens
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.attention.on_ranks import vary_alike
 from jaxcomm.attention.permutation import poison_both_ways
-from jaxcomm.attention.positions import are_right
+from jaxcomm.attention.positions import are_right, documents_of, held_tokens
 from jaxcomm.attention.state.dealt import Dealt, checked_most, dealt_of
-from jaxcomm.attention.state.documents import documents_of
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.primitives.arguments import integer

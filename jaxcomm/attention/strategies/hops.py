@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, knows_all_ranks, positions_here
 from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
 from jaxcomm.attention.schedules import Schedule
 from jaxcomm.attention.strategies.strategy import (
@@ -200,13 +199,13 @@ def hop_of_block(
     """Return the hop of the keys of member ``me - distance``."""
     count = block.key.shape[1]
     me, source = members_at(call, width, distance)
-    if order.is_of_all(inputs.query_layout):
+    if knows_all_ranks(inputs.query_layout):
         queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
         keys = queries._replace(segment_ids=block.segment_ids)
         if source is not me or inputs.query_layout != inputs.key_layout:
             keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
     else:  # A rank's own keys.
-        at = order.held(inputs.query_layout, me)
+        at = positions_here(inputs.query_layout, me)
         queries, keys = (Coordinates(at, x) for x in (inputs.query_ids, block[2]))
     which = None
     if len(hop.blocks) > 1:

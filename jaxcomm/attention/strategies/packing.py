@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm import compat
-from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash import sequences
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Seen, Starts
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.selection import is_flash, unpacked
+from jaxcomm.attention.layout import positions_here
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison, poison_unless
 from jaxcomm.attention.strategies.beside import Few, FewHops, in_rows
@@ -151,7 +151,7 @@ class Packed:
         tokens = self.batch * self.tokens
         if not self.ring.last:
             rank = 0 if call.size == 1 else call.rank()
-            at = order.held(inputs.query_layout, rank)
+            at = positions_here(inputs.query_layout, rank)
             own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
             is_held = inputs.is_right
             way = self.found(OWN, serves, None if is_held is None else ~is_held)

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomm import compat
-from jaxcomm.attention import order
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import may_round
-from jaxcomm.attention.layout import Layout
+from jaxcomm.attention.layout import Layout, of_all_ranks
 from jaxcomm.attention.mask import Coordinates, Mask
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.primitives.call import Scope
@@ -129,7 +128,7 @@ class Inputs(NamedTuple):
     def gathered(self, call: "AttentionCall") -> "Inputs":
         """Return inputs with layouts that know the order of all ranks' tokens."""
         query, key = (
-            order.of_all(x, call.axis_name)
+            of_all_ranks(x, call.axis_name)
             for x in (self.query_layout, self.key_layout)
         )
         key = query if self.query_layout is self.key_layout else key

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomm.attention import order
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Starts
+from jaxcomm.attention.layout import positions_here
 from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs
 from jaxcomm.collectives.all_reduce import psum
@@ -62,7 +62,9 @@ class AllPieces(NamedTuple):
     def of(cls, call: AttentionCall, inputs: Inputs, most: int) -> "AllPieces":
         """Return them. It costs a sum of some KiB for each rank."""
         rank = call.rank()
-        tokens = Coordinates(order.held(inputs.query_layout, rank), inputs.query_ids)
+        tokens = Coordinates(
+            positions_here(inputs.query_layout, rank), inputs.query_ids
+        )
         own, is_right = Pieces.of(tokens, most)
         flags = is_right, True if inputs.is_right is None else inputs.is_right
         flags = jnp.stack([jnp.asarray(x) for x in flags]).astype(jnp.int32)
