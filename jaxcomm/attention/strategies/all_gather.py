@@ -16,7 +16,7 @@ from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.mask import PADDING, Coordinates, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.packing import Packed
+from jaxcomm.attention.strategies.packing import Found, Packed
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
@@ -25,7 +25,6 @@ from jaxcomm.attention.strategies.strategy import (
     coordinates_of,
 )
 from jaxcomm.attention.strategies.walk import Walk
-from jaxcomm.attention.strategies.ways import Found, Known
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_reduce import pmax
 from jaxcomm.collectives.reduce_scatter import psum_scatter
@@ -131,7 +130,7 @@ class _Collected(Loop):
         is_held = self.inputs.is_right
         way = packed.found(0, are_right, None if is_held is None else ~is_held)
         way = pmax(way, self.call.axis_name)
-        return Found(way, Known(tuple(x.starts(most) for x in runs)))
+        return Found(way, tuple(x.starts(most) for x in runs))
 
 
 def may_have_runs(call: AttentionCall, inputs: Inputs) -> bool:

@@ -138,33 +138,24 @@ class Part(NamedTuple):
         return jax.vmap(of_row)(*arrays, self.tokens)
 
 
-class Few(NamedTuple):
-    """Which tokens are sent and computed.
+def few_of(way: int, parts, starts, size: int, tokens: int):
+    """Return which tokens are sent and computed, by one measure of a table.
 
-    Attributes:
-      queries, keys: int32 (B, few), this rank's tokens that see, and that are seen.
-      starts: of the sequences of the one call.
+    Args:
+      parts: int32 (B, 2, 2, some), of queries and of keys, as in ``Table.at``.
+      starts: int32 (B, 2, sequences + 1).
+      size: the number of ranks.
+      tokens: how many a row has.
+
+    Returns:
+      int32 (B, few), this rank's tokens that see; those that are seen; and the starts
+      of the sequences of the one call.
     """
-
-    queries: Any
-    keys: Any
-    starts: Starts
-
-    @classmethod
-    def of(cls, way: int, parts, starts, size: int, tokens: int) -> "Few":
-        """Return what one measure of a table says.
-
-        Args:
-          parts: int32 (B, 2, 2, some), of queries and of keys, as in ``Table.at``.
-          starts: int32 (B, 2, sequences + 1).
-          size: the number of ranks.
-          tokens: how many a row has.
-        """
-        count = few(tokens, way)
-        queries, keys = (_tokens_of(parts[:, i], count) for i in range(2))
-        shape = copies(way, size) * count, size * count
-        found = (in_rows(starts[:, i], n) for i, n in enumerate(shape))
-        return cls(queries, keys, Starts(*found))
+    count = few(tokens, way)
+    queries, keys = (_tokens_of(parts[:, i], count) for i in range(2))
+    shape = copies(way, size) * count, size * count
+    found = (in_rows(starts[:, i], n) for i, n in enumerate(shape))
+    return queries, keys, Starts(*found)
 
 
 def in_rows(starts, tokens: int):
@@ -188,14 +179,17 @@ def _tokens_of(parts, count: int):
 class FewHops(Beside):
     """The hops of other ranks' keys, of a ring in which few are seen.
 
+    Args:
+      known: what :func:`few_of` returned.
+
     Attributes:
       copies: how often the queries are in the one call.
     """
 
-    def __init__(self, way: int, known: Few, size: int):
-        self.starts, self.copies = known.starts, copies(way, size)
-        self.count = known.queries.shape[1]
-        self.queries, self.keys = Part(known.queries), Part(known.keys)
+    def __init__(self, way: int, known: tuple, size: int):
+        queries, keys, self.starts = known
+        self.copies, self.count = copies(way, size), queries.shape[1]
+        self.queries, self.keys = Part(queries), Part(keys)
 
     def start(self, loop):
         sent = [self.keys.of(x) for x in loop.own_block[:2]]

@@ -18,9 +18,8 @@ from jaxcomm.attention.strategies.hops import (
     seen_slices,
 )
 from jaxcomm.attention.strategies.loop import Loop
-from jaxcomm.attention.strategies.packing import Packed
+from jaxcomm.attention.strategies.packing import Found, Packed, picked, pieces_of_all
 from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs
-from jaxcomm.attention.strategies.ways import AllPieces, Found, Known
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -211,20 +210,19 @@ class _Border(Beside):
     def look(self, packed: Packed, most: int) -> Found:
         """Look at the documents of each rank and of the one before it."""
         batch, tokens = self.inputs.query.shape[:2]
-        pieces = AllPieces.of(self.call, self.inputs, most)
+        pieces, are_right, are_wrong = pieces_of_all(self.call, self.inputs, most)
         ranks, rank = jnp.arange(self.call.size, dtype=jnp.int32), self.call.rank()
 
         def border(queries, keys, rank):
             seen, is_right = border_of(queries, keys, batch, tokens, self.border)
             return jnp.where(rank == 0, 0, seen), is_right | (rank == 0)
 
-        every = pieces.every, pieces.at((ranks - 1) % self.call.size)
-        seen, are_right = jax.vmap(border)(*every, ranks)
-        serves = pieces.are_right & are_right.all()
+        before = picked(pieces, (ranks - 1) % self.call.size)
+        seen, are_all = jax.vmap(border)(pieces, before, ranks)
         run = Run((0, self.rows), (0, self.border), "behind")
-        own = of_own(pieces.at(rank), batch * tokens)
-        known = Known((own,), beside=(of_border(batch, run, seen[rank]),))
-        return Found(packed.found(0, serves, pieces.are_wrong), known)
+        own = of_own(picked(pieces, rank), batch * tokens)
+        way = packed.found(0, are_right & are_all.all(), are_wrong)
+        return Found(way, (own,), beside=(of_border(batch, run, seen[rank]),))
 
     def start(self, loop):
         tail = jax.tree.map(self.keys.of, loop.own_block)

@@ -11,7 +11,7 @@ see any, and few keys are seen, those alone are sent and computed: see ``beside`
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,9 @@ from jaxcomm.attention.kernels.selection import is_flash, unpacked
 from jaxcomm.attention.layout import positions_here
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison, poison_unless
-from jaxcomm.attention.strategies.beside import Few, FewHops, in_rows
+from jaxcomm.attention.strategies.beside import FewHops, few_of, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
-from jaxcomm.attention.strategies.strategy import Keys, keep
-from jaxcomm.attention.strategies.ways import AllPieces, Found, Known, over_batch
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, keep
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
@@ -50,6 +49,66 @@ def packed_of(ring: Loop) -> "Packed | None":
 def _is_packed(hop: Hop) -> bool:
     """Say whether FlashAttention computes the runs of a hop on the GPUs at hand."""
     return bool(hop.runs) and is_flash(hop.packed([()] * len(hop.runs)))
+
+
+class Found(NamedTuple):
+    """What a look at the tokens found.
+
+    Attributes:
+      way: int32 scalar, the same on all ranks: which way serves. As many as there are
+        ways if none does; one more if a rank holds wrong tokens. Of a way that the
+        program knows: whether it serves, bool.
+      own: where the sequences of a rank's own keys begin, of each run.
+      few: of each measure of what is few; empty where nobody knows.
+      seen: what its queries see of the other ranks' keys, by distance; or None.
+      every: the pieces of all ranks; or None.
+      table: what both follow from, in the branch that reads it; or None.
+      beside: where those begin that are computed beside the own, of each run.
+    """
+
+    way: Any
+    own: tuple[Starts, ...]
+    few: tuple = ()
+    seen: Any = None
+    every: Any = None
+    table: Any = None
+    beside: tuple[Starts, ...] = ()
+
+
+@jax.custom_batching.custom_vmap
+def over_batch(way):
+    """Return the largest way of a batch: under vmap all sequences go one way."""
+    return way
+
+
+@over_batch.def_vmap
+def _(axis_size, is_batched, way):
+    return over_batch(way.max(0) if is_batched[0] else way), False
+
+
+def pieces_of_all(call: AttentionCall, inputs: Inputs, most: int):
+    """Return the pieces of all ranks. It costs a sum of some KiB for each rank.
+
+    Returns:
+      Those of each rank, with a dimension of ranks before; whether all are right; and
+      whether a rank holds other tokens than its layout says.
+    """
+    rank = call.rank()
+    at = positions_here(inputs.query_layout, rank)
+    own, is_right = Pieces.of(Coordinates(at, inputs.query_ids), most)
+    flags = is_right, True if inputs.is_right is None else inputs.is_right
+    flags = jnp.stack([jnp.asarray(x) for x in flags]).astype(jnp.int32)
+    sent = jnp.append(jnp.stack(own).reshape(-1), flags)
+    table = jnp.zeros_like(sent, shape=(call.size, len(sent))).at[rank].set(sent)
+    table = psum(table, call.axis_name)
+    every = table[:, :-2].reshape(call.size, len(own), most)
+    are_right, are_held = (table[:, -2:] > 0).all(0)
+    return Pieces(*jnp.moveaxis(every, 1, 0)), are_right, ~are_held
+
+
+def picked(tree, place):
+    """Return what is at a place, or at several, of dimension 0 of arrays."""
+    return jax.tree.map(lambda x: x[place], tree)
 
 
 class Packed:
@@ -100,8 +159,7 @@ class Packed:
         """
         inputs, call = self.inputs, self.ring.call
         table = Table.of(inputs.table, call.size)
-        held = jax.tree.map(lambda x: x[call.rank()], self._pieces_of(table))
-        is_right = held.are_of(inputs.query_ids)
+        is_right = picked(self._pieces_of(table), call.rank()).are_of(inputs.query_ids)
         if inputs.is_right is not None:
             is_right &= inputs.is_right
         way, are_wrong = table.way.max(), ~is_right
@@ -110,27 +168,28 @@ class Packed:
             some = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
             are_wrong = jnp.where(way == OWN, are_wrong, some & (way < NONE))
         own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
-        few_of = tuple(
-            Few.of(measure, at, starts, call.size, self.tokens)
-            for at, starts, measure in zip(
+        few = tuple(
+            few_of(measure, parts, starts, call.size, self.tokens)
+            for parts, starts, measure in zip(
                 jnp.moveaxis(table.at, 1, 0), jnp.moveaxis(table.few, 1, 0), SHARES,
                 strict=True,
             )
         )  # fmt: skip
-        known = Known((own,), few_of, table=inputs.table)
         if self.way is not None:
-            return Found(~are_wrong & (way <= self.way), known)
-        if not self.is_whole:
-            known = self._read(known)
-        return Found(self.found(way, way < NONE, are_wrong), known)
+            way = ~are_wrong & (way <= self.way)
+            return Found(way, (own,), few, table=inputs.table)
+        way = self.found(way, way < NONE, are_wrong)
+        found = Found(way, (own,), few, table=inputs.table)
+        return found if self.is_whole else self._read(found)
 
-    def _read(self, known: Known) -> Known:
+    def _read(self, found: Found) -> Found:
         """Return what a table says. It is computed where it is needed: in a branch."""
-        if known.table is None:
-            return known
-        table = Table.of(known.table, self.ring.call.size)
+        if found.table is None:
+            return found
+        table = Table.of(found.table, self.ring.call.size)
         seen = Seen(*(self._places(table.seen[:, :, i]) for i in range(4)))
-        return Known(known.own, (), seen, self._pieces_of(table))
+        every = self._pieces_of(table)
+        return found._replace(few=(), seen=seen, every=every, table=None)
 
     def _places(self, x):
         """Return places in rows, (B, ranks, n), in all rows: (ranks, B * n)."""
@@ -151,12 +210,12 @@ class Packed:
         tokens = self.batch * self.tokens
         if not self.ring.last:
             rank = 0 if call.size == 1 else call.rank()
-            at = positions_here(inputs.query_layout, rank)
-            own, serves = Pieces.of(Coordinates(at, inputs.query_ids), most)
+            held = positions_here(inputs.query_layout, rank)
+            own, serves = Pieces.of(Coordinates(held, inputs.query_ids), most)
             is_held = inputs.is_right
             way = self.found(OWN, serves, None if is_held is None else ~is_held)
-            return Found(way, Known((sequences.of_own(own, tokens),)))
-        pieces = AllPieces.of(call, inputs, most)
+            return Found(way, (sequences.of_own(own, tokens),))
+        pieces, are_right, are_wrong = pieces_of_all(call, inputs, most)
         # All pairs, so that all ranks know what each of them finds.
         every = jnp.arange(call.size, dtype=jnp.int32)
         others = (every[:, None] - 1 - every[:-1]) % call.size
@@ -164,13 +223,13 @@ class Packed:
             Seen.of, mask=call.mask, batch=self.batch, tokens=self.tokens
         )
         of_rank = jax.vmap(of_pair, (None, 0))
-        seen, are_all = jax.vmap(of_rank)(pieces.every, pieces.at(others))
+        seen, are_all = jax.vmap(of_rank)(pieces, picked(pieces, others))
         way = jnp.where((seen.end > seen.first).any(), ALL, OWN)
-        serves = pieces.are_right & are_all.all()
-        own = sequences.of_own(pieces.at(call.rank()), tokens)
-        seen = jax.tree.map(lambda x: x[call.rank()], seen)
-        known = Known((own,), (), seen, pieces.every)
-        return Found(self.found(way, serves, pieces.are_wrong), known)
+        serves = are_right & are_all.all()
+        own = sequences.of_own(picked(pieces, call.rank()), tokens)
+        seen = picked(seen, call.rank())
+        way = self.found(way, serves, are_wrong)
+        return Found(way, (own,), (), seen, pieces)
 
     def forward(self, found: Found, attend: Callable[[Loop], Any]):
         """Return (out, lse) as ``attend`` does, in the dtype of the query."""
@@ -192,11 +251,11 @@ class Packed:
     def _in_a_way(self, found: Found, compute: Callable[[Loop], Any]):
         """Compute the hops of the way that was found."""
 
-        def of_way(way, known):
-            return compute(self._loop(found, way, known))
+        def of_way(way, found):
+            return compute(self._loop(way, found))
 
         if self.way is not None or not self.is_whole:
-            return of_way(self.way, found.known)
+            return of_way(self.way, found)
         own, all_ = (functools.partial(of_way, way) for way in (OWN, ALL))
         of_many = [own, all_, all_, all_][: self.count]
         each = list(of_many)
@@ -235,14 +294,14 @@ class Packed:
         places = [each.index(way) for way in ways]
         may_look = of_many is not None and many > _FEW
         branches: list[Callable[[], Any]] = [
-            *(functools.partial(way, found.known) for way in each),
+            *(functools.partial(way, found) for way in each),
             more if may_look else rest,
-            lambda: self._wrong(ways[0], found.known),
+            lambda: self._wrong(ways[0], found),
         ]
         places += [len(each), len(each) + 1]
         return jax.lax.switch(jnp.asarray(places, jnp.int32)[found.way], branches)
 
-    def _wrong(self, way, known):
+    def _wrong(self, way, found):
         """Return what no result is, in the shapes of a way's results."""
         # An array of this rank: what comes of it differs between ranks too.
         none = self.inputs.query.reshape(-1)[0] * 0
@@ -250,15 +309,15 @@ class Packed:
         def wrong(x):
             return jnp.full(x.shape, poison(x.dtype), x.dtype) + none.astype(x.dtype)
 
-        return jax.tree.map(wrong, jax.eval_shape(way, known))
+        return jax.tree.map(wrong, jax.eval_shape(way, found))
 
-    def _loop(self, found: Found, way: int | None, known: Known) -> Loop:
+    def _loop(self, way: int | None, found: Found) -> Loop:
         """Return the hops of a way; or those of which each goes the way it has to."""
         is_alone = not self.ring.last or way in (OWN, FEWEST, FEW)
-        known = known if is_alone else self._read(known)
-        ring = self.ring.packed(Packing(self, found, way, known), is_alone)
+        found = found if is_alone else self._read(found)
+        ring = self.ring.packed(Packing(self, found, way is not None), is_alone)
         if way in (FEWEST, FEW):
-            ring.beside = FewHops(way, known.few[way - FEWEST], ring.call.size)
+            ring.beside = FewHops(way, found.few[way - FEWEST], ring.call.size)
         return ring
 
 
@@ -269,23 +328,22 @@ class Packing:
       is_pass: whether the pass has a way. Else each hop asks for it.
     """
 
-    def __init__(self, of: Packed, found: Found, way: int | None, known: Known):
-        self.of, self.found, self.known = of, found, known
-        self.is_pass = way is not None
+    def __init__(self, of: Packed, found: Found, is_pass: bool):
+        self.of, self.found, self.is_pass = of, found, is_pass
 
     def segment_ids(self, source):
         """Return the documents of a rank's keys, which did not travel with them."""
-        pieces = jax.tree.map(lambda x: x[source], self.known.every)
+        pieces = picked(self.found.every, source)
         return pieces.segment_ids(self.of.batch, self.of.tokens)
 
     def packed(self, hop: Hop, distance) -> Hop:
         """Return a hop that knows where documents begin."""
         if hop.is_packed:
             return hop
-        if is_own(distance) or self.known.beside:
-            known = self.known.own if is_own(distance) else self.known.beside
-            return hop.packed(known)
-        seen = jax.tree.map(lambda x: x[distance - 1], self.known.seen)
+        if is_own(distance) or self.found.beside:
+            starts = self.found.own if is_own(distance) else self.found.beside
+            return hop.packed(starts)
+        seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]
         starts = seen.starts(*(self.of.batch * n for n in counts))
         run = Run((0, counts[0]), (0, counts[1]), "apart", False, starts)
@@ -295,12 +353,12 @@ class Packing:
         """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""
         packed = self.packed(hop, distance)
 
-        def some(known):
+        def some(found):
             return function(packed)
 
-        def none(known):
+        def none(found):
             return nothing()
 
-        is_some = is_own(distance) or bool(self.known.beside)
+        is_some = is_own(distance) or bool(self.found.beside)
         each = [some if is_some else none, some, some, some][: self.of.count]
         return self.of.take(self.found, each, lambda: function(unpacked(hop)))
