@@ -23,7 +23,6 @@ from jaxcomm.attention.positions import (
     with_padding,
 )
 from jaxcomm.attention.strategies.choice import choose, get_strategy
-from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Inputs,
@@ -34,6 +33,7 @@ from jaxcomm.attention.strategies.strategy import (
     keep,
     rounded,
 )
+from jaxcomm.attention.strategies.walk import Ring
 from jaxcomm.machine import MACHINES
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary

@@ -11,9 +11,9 @@ from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.schedules import Schedule
 from jaxcomm.attention.strategies.all_gather import AllGather
 from jaxcomm.attention.strategies.halo import Halo
-from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import Problem, Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses, Usp
+from jaxcomm.attention.strategies.walk import Ring
 from jaxcomm.machine import Machine
 
 _logger = logging.getLogger("jaxcomm.attention")

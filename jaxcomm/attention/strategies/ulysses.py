@@ -11,7 +11,6 @@ import numpy as np
 from jaxcomm.attention.kernels.kernel import Grads, finite, is_empty
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.strategies.hops import hops_of
-from jaxcomm.attention.strategies.ring import Ring
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Cost,
@@ -23,6 +22,7 @@ from jaxcomm.attention.strategies.strategy import (
     keep,
     rounded,
 )
+from jaxcomm.attention.strategies.walk import Ring
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.reduce_scatter import psum_scatter
