@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jaxcomm.attention import arguments
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.state.exchange import Sent, least_sent
 from jaxcomm.attention.state.fragments import Fragments
 from jaxcomm.attention.state.kernel import StateKernel
+from jaxcomm.attention.state.maps import Sent, least_sent
 from jaxcomm.attention.strategies.choice import ComparedStrategy, compared, fastest
 from jaxcomm.attention.strategies.strategy import Problem
 from jaxcomm.communicator import text_table

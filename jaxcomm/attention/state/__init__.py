@@ -1,11 +1,11 @@
 """Kernels of recurrent layers, for ``state_scan``, and what one's own is."""
 
 from jaxcomm.attention.state.causal_halo import causal_halo as causal_halo
-from jaxcomm.attention.state.delta import GatedDelta as GatedDelta
-from jaxcomm.attention.state.delta import KimiDelta as KimiDelta
 from jaxcomm.attention.state.kernel import StateKernel as StateKernel
 from jaxcomm.attention.state.kernel import StateRows as StateRows
-from jaxcomm.attention.state.mamba2 import Mamba2 as Mamba2
+from jaxcomm.attention.state.layers import GatedDelta as GatedDelta
+from jaxcomm.attention.state.layers import KimiDelta as KimiDelta
+from jaxcomm.attention.state.layers import Mamba2 as Mamba2
 from jaxcomm.attention.state.maps import StateMap as StateMap
 
 __all__ = [

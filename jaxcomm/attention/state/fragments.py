@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.state.exchange import entering
 from jaxcomm.attention.state.maps import (
     StateMap,
     chosen,
     composed,
+    entering,
     states,
     varying_like,
 )

@@ -21,7 +21,7 @@ from jaxcomm.attention.state import (
     Mamba2,
     StateKernel,
     causal_halo,
-    exchange,
+    maps,
 )
 
 SPLIT = jax.P("data", "context")
@@ -149,9 +149,9 @@ def check(seed):
     if kernel.name == "token_by_token":
         heads = {}
     arrays, *grads = drawn(kernel, length, strength=strength, seed=seed, **heads)
-    sent = [exchange.by_steps, exchange.gathered][int(draw.choice([0, 1]))]
+    sent = [maps.by_steps, maps.gathered][int(draw.choice([0, 1]))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "least_sent", sent)
+        patch.setattr(maps, "least_sent", sent)
         found = run(kernel, layout, arrays, grads, ids, data)
     whole = np.zeros((2, length), int) if ids is None else ids
     repeated = dict(arrays)

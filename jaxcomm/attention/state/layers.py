@@ -1,7 +1,8 @@
-"""Delta rules: a token erases what the state holds for its key, and writes its value.
+"""Recurrent layers: what a chunk of tokens is to each.
 
-With the decay a and the key k of a token, of length 1: ``S = (I - beta k k^T) diag(a)
-S + beta k v^T``.
+Delta rules erase what the state holds for a token's key, and write its value. With the
+decay a and the key k of a token, of length 1: ``S = (I - beta k k^T) diag(a) S + beta k
+v^T``.
 
 Source: Yang et al., Gated Delta Networks, 2025, and Parallelizing Linear Transformers
 with the Delta Rule, 2024; Kimi Team, Kimi Linear, 2025.
@@ -18,6 +19,38 @@ from jaxcomm.attention.state.decay import Decays, scores
 
 # Products of matrices of so few rows are sums of a fused loop.
 _SMALL = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba2(ChunkedKernel):
+    """Mamba 2 (SSD): ``S = exp(gate) S + key value^T``, with a gate for each head.
+
+    In the words of Mamba 2: query is C, key is B, value is ``x * dt``, and gate is ``A
+    * dt``. Pass ``scale=1.0``.
+
+    Source: Dao and Gu, Transformers are SSMs, 2024.
+
+    Attributes:
+      chunk: tokens of a step, a power of two.
+    """
+
+    name = "mamba2"
+    state = "diagonal"
+    chunk: int = 64
+
+    def _chunk_of(self, rows, kept):
+        decays = Decays.of(rows.gate, rows.begins)
+        query, key, value = sums(rows)
+        (seen,) = scores([query], key, decays, rows.key.dtype)
+        start, end = decays.from_start[..., None], decays.to_end[..., None]
+        return Chunk(
+            query=rows.scale * start * query,
+            scores=rows.scale * seen,
+            erased=None,
+            written=value,
+            key=end * key,
+            decay=decays.through,
+        ), None
 
 
 @dataclasses.dataclass(frozen=True)
