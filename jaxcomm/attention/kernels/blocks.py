@@ -1,8 +1,6 @@
 """Hops by a kernel that has no masks from positions: one rectangle each."""
 
 import abc
-import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -51,111 +49,19 @@ def with_delta(query, key, value, out, grad_out, delta):
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockPair:
-    """Two blocks as equally many tiles of one shape, to choose without a branch.
+def are_halves(blocks: tuple[Block, ...], queries: int, keys: int) -> bool:
+    """Say whether blocks are all queries and early keys, or late queries and all keys.
 
-    At a branch a GPU's host waits for all that was begun before, to ask which way to
-    go. Here the choice is only which part of the arrays a tile reads: the same kernels
-    compute the one block or the other.
+    Half of them each, as in a zigzag of even length.
 
-    Attributes:
-      shape: how many queries and how many keys a tile has.
-      first, second: which tile of the queries and which of the keys each is, in the
-        first block and in the second.
+    >>> are_halves((Block((0, 4), (0, 2)), Block((2, 4), (0, 4))), 4, 4)
+    True
     """
-
-    shape: tuple[int, int]
-    first: tuple[tuple[int, int], ...]
-    second: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(
-        cls, blocks: tuple[Block, ...], queries: int, keys: int
-    ) -> "BlockPair | None":
-        """Return the choice between two blocks, or None if there is no such choice.
-
-        >>> BlockPair.of((Block((0, 4), (0, 2)), Block((2, 4), (0, 4))), 4, 4)
-        BlockPair(shape=(2, 2), first=((0, 0), (1, 0)), second=((1, 1), (1, 0)))
-        """
-        if len(blocks) != 2 or any(not b.is_whole or b.is_empty for b in blocks):
-            return None
-        rows, columns = map(min, *(block.shape for block in blocks))
-        edges = [queries, *(edge for block in blocks for edge in block.queries)]
-        key_edges = [keys, *(edge for block in blocks for edge in block.keys)]
-        if any(x % rows for x in edges) or any(x % columns for x in key_edges):
-            return None
-        first, second = (
-            [
-                (query // rows, key // columns)
-                for query in range(*block.queries, rows)
-                for key in range(*block.keys, columns)
-            ]
-            for block in blocks
-        )
-        if len(first) != len(second):
-            return None
-        # A tile of both is at one place in both: there is nothing to choose.
-        others = iter([tile for tile in second if tile not in first])
-        second = [tile if tile in second else next(others) for tile in first]
-        return cls((rows, columns), tuple(first), tuple(second))
-
-    def queries(self, x, is_second):
-        """Return (B, rows, ...) of (B, T, ...), for each tile of the chosen block.
-
-        Args:
-          is_second: traced bool, whether it is the second.
-        """
-        return self._cut(x, 0, is_second)
-
-    def keys(self, x, is_second):
-        """Return (B, columns, ...) of (B, S, ...), likewise."""
-        return self._cut(x, 1, is_second)
-
-    def merge(self, attended, length: int, is_second):
-        """Merge what the tiles' queries saw into what all of them saw.
-
-        Args:
-          attended: of each tile (out, lse), (B, rows, N, D) and (B, rows, N) float32.
-
-        Returns:
-          (B, T, N, D) and (B, T, N); queries of no tile give 0 and -inf.
-        """
-        nothing = 0, -jnp.inf
-
-        def part(place):
-            found = []
-            for tile, *places in zip(attended, self.first, self.second, strict=True):
-                rows = [row for row, _ in places]
-                if place not in rows:
-                    continue
-                if rows[0] != rows[1]:
-                    is_here = is_second == (rows[1] == place)
-                    choose = functools.partial(jnp.where, is_here)
-                    tile = tuple(map(choose, tile, nothing))
-                found.append(tile)
-            if not found:
-                return tuple(map(jnp.full_like, attended[0], nothing))
-            return merge(*found)
-
-        parts = [part(place) for place in range(length // self.shape[0])]
-        outs, lses = zip(*parts, strict=True)
-        return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
-
-    def _cut(self, x, axis: int, is_second):
-        size = self.shape[axis]
-
-        def start(first, second):
-            # Where a tile does not move, XLA is told so.
-            return size * (first if first == second else chosen(first, second))
-
-        def chosen(first, second):
-            return jnp.where(is_second, second, first)
-
-        return [
-            jax.lax.dynamic_slice_in_dim(x, start(a[axis], b[axis]), size, axis=1)
-            for a, b in zip(self.first, self.second, strict=True)
-        ]
+    if queries % 2 or keys % 2:
+        return False
+    all_queries, all_keys = (0, queries), (0, keys)
+    earlier = Block(all_queries, (0, keys // 2))
+    return blocks == (earlier, Block((queries // 2, queries), all_keys))
 
 
 class BlockKernel(Kernel):
@@ -207,31 +113,47 @@ class BlockKernel(Kernel):
                 ),
             )
 
-        def of_tile(*tile):
-            whole = Block((0, tile[0].shape[1]), (0, tile[1].shape[1]))
-            out, lse = self.attend(hop, whole, *tile)
-            return out.astype(lse.dtype), jnp.moveaxis(lse, 2, 1)
-
         def skip():
             out = jnp.zeros_like(query, shape=(*query.shape[:3], value.shape[3]))
             return out, jnp.full(query.shape[:3], -jnp.inf, hop.sum_dtype)
 
-        choice = None
-        if hop.queries.segment_ids is None:  # A tile's numbers are its own.
-            choice = BlockPair.of(hop.blocks, query.shape[1], key.shape[1])
-        if choice is None:
-            out, lse = _choose(hop, compute, skip)
+        has_halves = are_halves(hop.blocks, query.shape[1], key.shape[1])
+        if has_halves and hop.queries.segment_ids is None:
+            out, lse = self._in_halves(hop)
         else:
-            at = hop.block == 1
-            tiles = (
-                choice.queries(query, at),
-                choice.keys(key, at),
-                choice.keys(value, at),
-            )
-            attended = [of_tile(*tile) for tile in zip(*tiles, strict=True)]
-            out, lse = choice.merge(attended, query.shape[1], at)
+            out, lse = _choose(hop, compute, skip)
         # Outside of the branches: what a branch returns is written to memory.
         return out.astype(lse.dtype), lse
+
+    def _in_halves(self, hop: Hop):
+        """Return (out, lse) of a hop whose blocks :func:`are_halves`, without a branch.
+
+        At a branch a GPU's host waits for all that was begun before, to ask which way
+        to go. Both blocks have the quarter of late queries and early keys. The other
+        lies on the diagonal, and here the choice is only which part is read for it.
+        """
+        is_late, half = hop.block == 1, hop.query.shape[1] // 2
+        half_keys = hop.key.shape[1] // 2
+        block = Block((0, half), (0, half_keys))
+
+        def of_quarter(row, column):
+            pairs = (hop.query, row), (hop.key, column), (hop.value, column)
+            parts = (
+                jax.lax.dynamic_slice_in_dim(x, at, x.shape[1] // 2, axis=1)
+                for x, at in pairs
+            )
+            out, lse = self.attend(hop, block, *parts)
+            return out.astype(lse.dtype), jnp.moveaxis(lse, 2, 1)
+
+        def only_if(flag, out, lse):
+            return jnp.where(flag, out, 0), jnp.where(flag, lse, -jnp.inf)
+
+        which = jnp.where(is_late, 1, 0)
+        diagonal = of_quarter(half * which, half_keys * which)
+        shared = of_quarter(half, 0)
+        early = merge(only_if(~is_late, *diagonal))
+        late = merge(only_if(is_late, *diagonal), shared)
+        return (jnp.concatenate(each, 1) for each in zip(early, late, strict=True))
 
     def backward(self, hop, saved):
         grad_out, out, lse, delta = saved

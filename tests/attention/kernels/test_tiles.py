@@ -1,10 +1,10 @@
-"""Tiles of tokens, two blocks as tiles, and which tiles are computed and masked."""
+"""Tiles of tokens, two blocks by halves, and which tiles are computed and masked."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcomm.attention.kernels.blocks import BlockPair
+from jaxcomm.attention.kernels.blocks import are_halves
 from jaxcomm.attention.kernels.xla.tiles import Cut
 from jaxcomm.attention.mask import FULL, SKIP, Block, Coordinates, Mask
 
@@ -24,13 +24,16 @@ WHOLE, FRONT, BACK = (0, 4), (0, 2), (2, 4)
         (Block(WHOLE, FRONT), Block((0, 0), (0, 0))),
         # More of the one than of the other.
         (Block(WHOLE, WHOLE), Block(BACK, WHOLE)),
-        # Not on one grid.
+        # Of an odd length.
         (Block((0, 5), (0, 3)), Block((3, 5), (0, 5))),
-        (Block((0, 2), WHOLE), Block((1, 3), WHOLE)),
+        (Block(FRONT, WHOLE), Block((1, 3), WHOLE)),
+        # The other way round.
+        (Block(BACK, WHOLE), Block(WHOLE, FRONT)),
     ],
 )
-def test_blocks_that_are_not_as_many_equal_tiles(blocks):
-    assert BlockPair.of(blocks, 20, 20) is None
+def test_blocks_that_are_no_halves(blocks):
+    size = blocks[0].shape[0]
+    assert not are_halves(blocks, size, 4 if size == 4 else 5)
 
 
 @pytest.mark.parametrize(
