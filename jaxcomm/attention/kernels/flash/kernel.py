@@ -62,38 +62,13 @@ class Flash(BlockKernel):
         return Grads(*(_cut(x, y.shape[3]) for x, y in zip(grads, given, strict=False)))
 
     def attend(self, hop, block, query, key, value):
-        seen, options = _options(hop, block)
-        rows, columns = slice(*seen.queries), slice(*seen.keys)
-        out, lse = library.forward(
-            query[:, rows], key[:, columns], value[:, columns], **options
-        )
-        before, behind = seen.queries[0], query.shape[1] - seen.queries[1]
-        if not before and not behind:
-            return out, lse
-        lse = jnp.pad(lse, ((0, 0), (0, 0), (before, behind)), constant_values=-jnp.inf)
-        return jnp.pad(out, ((0, 0), (before, behind), (0, 0), (0, 0))), lse
+        return library.forward(query, key, value, **_options(hop, block))
 
     def gradients(self, hop, block, arrays, out, lse, grad_out):
         query, key, value = arrays
-        seen, options = _options(hop, block)
-        rows, columns = slice(*seen.queries), slice(*seen.keys)
-        grads = library.backward(
-            query[:, rows],
-            key[:, columns],
-            value[:, columns],
-            lse[:, :, rows],
-            out[:, rows],
-            grad_out[:, rows],
-            **options,
+        return library.backward(
+            query, key, value, lse, out, grad_out, **_options(hop, block)
         )
-
-        def whole(grad, part, x):
-            padding = [(0, 0)] * 4
-            padding[1] = (part[0], x.shape[1] - part[1])
-            return jnp.pad(grad, padding)
-
-        parts = seen.queries, seen.keys, seen.keys
-        return tuple(map(whole, grads, parts, arrays))
 
 
 def why_not_on(found: list) -> str | None:
@@ -133,10 +108,14 @@ def _is_block(hop: Hop) -> bool:
 def _chosen(hop: Hop) -> Hop:
     """Return a hop of one of several blocks as a run: which is where sequences begin.
 
-    Where the blocks are hidden in other ways a branch has to choose.
+    Where the blocks are hidden in other ways a branch has to choose. Of a block that
+    stays one it is the part that is not hidden.
     """
-    if not _is_block(hop) or len(hop.blocks) == 1:
+    if not _is_block(hop):
         return hop
+    trimmed = hop.replace(blocks=tuple(map(_trimmed, hop.blocks)))
+    if len(hop.blocks) == 1:
+        return trimmed
     bounds = {(each.left, each.right) for each in hop.blocks if not each.is_empty}
     are_squares = all(x.is_empty or x.shape[0] == x.shape[1] for x in hop.blocks)
     if bounds == {(None, 0)} and are_squares:
@@ -144,32 +123,29 @@ def _chosen(hop: Hop) -> Hop:
     elif bounds == {(None, None)}:
         are = "apart"
     else:
-        return hop
+        return trimmed
     run = Run((0, hop.query.shape[1]), (0, hop.key.shape[1]), are, False)
     run = dataclasses.replace(run, starts=sequences.of_blocks(hop, run))
     return hop.replace(blocks=(), block=None, runs=(run,))
 
 
-def _options(hop: Hop, block: Block) -> tuple[Block, dict]:
-    """Return the part of a block that is not hidden, and what the kernel is told."""
-    seen = _trimmed(block)
-    rows, columns = seen.shape
+def _options(hop: Hop, block: Block) -> dict:
+    """Return what the kernel is told of a block."""
+    rows, columns = block.shape
     # The kernel counts from the key that is as far from the last as the query is.
     offset = columns - rows
-    left = -1 if seen.left is None else seen.left + offset
-    right = -1 if seen.right is None else seen.right - offset
+    left = -1 if block.left is None else block.left + offset
+    right = -1 if block.right is None else block.right - offset
     is_causal = right == 0
     # A bound that nothing is beyond is none.
     left = -1 if left >= columns - 1 else left
     right = -1 if right >= rows - 1 else right
     window = left, 0 if is_causal else right
-    return seen, {"scale": hop.scores.scale, "is_causal": is_causal, "window": window}
+    return {"scale": hop.scores.scale, "is_causal": is_causal, "window": window}
 
 
 def _trimmed(block: Block) -> Block:
     """Return the rectangle from the first to the last query and key that meet.
-
-    Its queries and keys count from the block's first; its bounds from its own.
 
     >>> _trimmed(Block((0, 4), (0, 8), left=None, right=2))
     Block(queries=(0, 4), keys=(0, 6), left=None, right=2)
@@ -188,8 +164,8 @@ def _trimmed(block: Block) -> Block:
     shift = first - key
     left, right = block.left, block.right
     return Block(
-        (first, end),
-        (key, key_end),
+        (block.queries[0] + first, block.queries[0] + end),
+        (block.keys[0] + key, block.keys[0] + key_end),
         None if left is None else left - shift,
         None if right is None else right + shift,
     )
