@@ -22,7 +22,7 @@ from jaxcomm.attention.positions import (
     table_of_rank,
     with_padding,
 )
-from jaxcomm.attention.strategies.choice import choose, get_strategy
+from jaxcomm.attention.strategies.choice import get_strategy
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
     Inputs,
@@ -34,7 +34,6 @@ from jaxcomm.attention.strategies.strategy import (
     rounded,
 )
 from jaxcomm.attention.strategies.walk import Ring
-from jaxcomm.machine import MACHINES
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
 
@@ -296,7 +295,7 @@ def _call(
         has_residual=options.has_residual,
         kernels=options.kernels,
     )
-    strategy = _strategy_of(options, problem)
+    strategy = get_strategy(options.strategy, problem, options.what)
     asked = _asked(options.what, hop, strategy, inputs, sinks, way)
     return AttentionCall(
         axis_name=axis_name,
@@ -343,13 +342,6 @@ def _asked(
         asked["key_schedule"] = inputs.key_layout.schedule.name
     found = (f"{name}={x!r}" for name, x in asked.items() if x is not None)
     return f"{what}({', '.join(found)})"
-
-
-def _strategy_of(options: AttentionOptions, problem: Problem) -> Strategy:
-    if options.strategy == "auto":
-        platform = "cpu" if compat.mesh_platform() == "cpu" else "gpu"
-        return choose(problem, MACHINES[platform])
-    return get_strategy(options.strategy, problem, options.what)
 
 
 def vary_alike(tree, named: Call):

@@ -179,7 +179,13 @@ def state_scan(
         ids, is_real = documents_of(
             tokens, layout, arrays["value"].shape[:2], axis_name, _WHAT
         )
-        fragments = _fragments_of(layout, ids, kernel, most_fragments, axis_name)
+        if layout.is_static:
+            fragments = Fragments.of(layout, kernel.chunk, _WHAT)
+        else:
+            most = checked_most(most_fragments, _WHAT)
+            fragments = DealtFragments.of(
+                layout, ids, kernel.chunk, most, axis_name, _WHAT
+            )
         is_right = are_right(tokens, layout, axis_name, _WHAT)
         if isinstance(fragments, DealtFragments):
             served = fragments.are_served
@@ -202,13 +208,6 @@ def state_scan(
     if not had_batch:
         out, state = jax.tree.map(lambda x: x[0], (out, state))
     return (out, state) if return_state else out
-
-
-def _fragments_of(layout: Layout, ids, kernel, most, axis_name):
-    if layout.is_static:
-        return Fragments.of(layout, kernel.chunk, _WHAT)
-    most = checked_most(most, _WHAT)
-    return DealtFragments.of(layout, ids, kernel.chunk, most, axis_name, _WHAT)
 
 
 def _checked(kernel, query, key, value, gate, beta):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxcomm import compat
 from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.schedules import Schedule
 from jaxcomm.attention.strategies.all_gather import AllGather
@@ -14,7 +15,7 @@ from jaxcomm.attention.strategies.halo import Halo
 from jaxcomm.attention.strategies.strategy import Problem, Strategy
 from jaxcomm.attention.strategies.ulysses import Ulysses, Usp
 from jaxcomm.attention.strategies.walk import Ring
-from jaxcomm.machine import Machine
+from jaxcomm.machine import MACHINES, Machine
 
 _logger = logging.getLogger("jaxcomm.attention")
 
@@ -31,7 +32,13 @@ STRATEGIES: dict[str, Callable[[Problem], Strategy]] = {
 def get_strategy(
     strategy: str | Strategy, problem: Problem, what: str = "ring_attention"
 ) -> Strategy:
-    """Return the strategy of that name, or the argument if it is one already."""
+    """Return the strategy of that name, or the argument if it is one already.
+
+    By the name "auto" it is the fastest on the platform of the mesh.
+    """
+    if isinstance(strategy, str) and strategy == "auto":
+        platform = "cpu" if compat.mesh_platform() == "cpu" else "gpu"
+        return _choose(problem, MACHINES[platform])
     names = ", ".join(map(repr, (*STRATEGIES, "auto")))
     if isinstance(strategy, Strategy):
         chosen = strategy
@@ -177,7 +184,7 @@ def fastest(
     return min(equals, key=lambda row: row.forward_bytes).strategy
 
 
-def choose(problem: Problem, machine: Machine) -> Strategy:
+def _choose(problem: Problem, machine: Machine) -> Strategy:
     """Return the strategy that "auto" is, and log it once at the level of debug."""
     layouts = problem.query_layout, problem.key_layout
     # Layers of a model ask alike. A cache would keep the trace of an order alive.

@@ -41,14 +41,16 @@ _MOST = 8192
 
 
 def packed_of(ring: Loop) -> "Packed | None":
-    """Return a pass with documents, or None if no kernel takes them packed."""
-    has_ids = ring.inputs.query_ids is not None
-    return Packed(ring) if has_ids and all(map(_is_packed, ring.hops)) else None
+    """Return a pass with documents, or None if no kernel takes them packed.
 
-
-def _is_packed(hop: Hop) -> bool:
-    """Say whether FlashAttention computes the runs of a hop on the GPUs at hand."""
-    return bool(hop.runs) and is_flash(hop.packed([()] * len(hop.runs)))
+    FlashAttention does, if it computes the runs of all hops on the GPUs at hand.
+    """
+    if ring.inputs.query_ids is None:
+        return None
+    are_packed = all(
+        hop.runs and is_flash(hop.packed([()] * len(hop.runs))) for hop in ring.hops
+    )
+    return Packed(ring) if are_packed else None
 
 
 class Found(NamedTuple):
