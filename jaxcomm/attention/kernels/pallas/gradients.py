@@ -1,6 +1,5 @@
 """The kernels of the gradients of queries, keys, values and bias."""
 
-import functools
 import math
 
 import jax
@@ -12,7 +11,6 @@ from jaxcomm.attention.kernels.pallas.work import (
     Sizes,
     Work,
     call_kernel,
-    columns_spec,
     common_specs,
     divide,
     float32_of,
@@ -81,8 +79,7 @@ def grad_queries(hop: Hop, saved: Saved, total, sizes: Sizes, interpret: bool):
         else:
             pl.when(visits.counts[1] > 0)(sum_up)
 
-    rows, whole = row_specs(work), functools.partial(columns_spec, work)
-    of_rows = pl.BlockSpec((None, None, sizes.queries), lambda i, h, b: (b, h, i))
+    rows, whole, of_rows = row_specs(work)
     per_row = float32_of(work.batch, work.heads, work.query.shape[1])
     grads = work.pad_rows(saved.grad_out.astype(hop.query.dtype))
     if total is not None:

@@ -7,7 +7,6 @@ Source: Dao, FlashAttention-2, 2023.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,6 @@ from jaxcomm.attention.kernels.pallas.work import (
     Sizes,
     Work,
     call_kernel,
-    columns_spec,
     common_specs,
     float32_of,
     operands_of,
@@ -213,8 +211,7 @@ def _attend(hop: Hop, merged, sizes: Sizes, interpret: bool):
             total = jnp.where(top == -jnp.inf, 0.0, 1.0)
             attend(top * LOG2_E, total, summed)
 
-    rows, whole = row_specs(work), functools.partial(columns_spec, work)
-    of_rows = pl.BlockSpec((None, None, sizes.queries), lambda i, h, b: (b, h, i))
+    rows, whole, of_rows = row_specs(work)
     if merged is not None:
         merged = work.pad_rows(merged[0]), work.pad_of_rows(merged[1])
     given = operands_of(work, visits)

@@ -298,20 +298,23 @@ def common_specs(work: Work, visits: Visits):
 
 
 def row_specs(work: Work):
-    """Return a function that gives the block of a program's queries."""
+    """Return what a program for queries reads and writes.
 
-    def spec(x):
-        block = (None, work.sizes.queries, None, x.shape[3])
+    Returns:
+      Two functions of an array, to its block: of the program's queries; and of all
+      keys, or values, that they may see. And the block of a number for each query.
+    """
+    queries, group = work.sizes.queries, work.group
+
+    def rows(x):
+        block = (None, queries, None, x.shape[3])
         return pl.BlockSpec(block, lambda i, h, b: (b, i, h, 0))
 
-    return spec
+    def whole(x):
+        block = (None, x.shape[1], None, x.shape[3])
+        return pl.BlockSpec(block, lambda i, h, b: (b, 0, h // group, 0))
 
-
-def columns_spec(work: Work, x):
-    """Return the block of all keys, or values, that a program's queries may see."""
-    group = work.group
-    block = (None, x.shape[1], None, x.shape[3])
-    return pl.BlockSpec(block, lambda i, h, b: (b, 0, h // group, 0))
+    return rows, whole, pl.BlockSpec((None, None, queries), lambda i, h, b: (b, h, i))
 
 
 def call_kernel(kernel, *, sizes: Sizes, interpret: bool, **options):
