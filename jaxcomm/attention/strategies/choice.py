@@ -113,7 +113,13 @@ def _compared(
     if reason is not None:
         return ComparedStrategy(strategy.name, reason)
     cost = strategy.cost(problem)
-    pairs = seen_keys(problem)
+    layout = problem.query_layout
+    # Of documents most are within a rank: one that has late tokens sees no more than
+    # others. Not the layout, nor the problem: a cache would keep the trace of its order
+    # alive.
+    is_rule = layout.is_static and not problem.has_documents
+    schedule = layout.schedule if is_rule else None
+    pairs = _seen_keys(schedule, layout.size, layout.length, problem.mask)
     by_group = pairs.reshape(-1, cost.width).mean(1)
     per_pair = 2 * problem.batch * problem.heads
     per_pair *= problem.head_size + problem.value_size
@@ -219,20 +225,12 @@ def _log_once(text: str) -> None:
     _logger.debug(text)
 
 
-def seen_keys(problem: Problem) -> np.ndarray:
-    """Count the keys that the queries of each rank see, as float64 (ranks,)."""
-    layout = problem.query_layout
-    # Not the layout, nor the problem: a cache would keep the trace of its order alive.
-    schedule = layout.schedule if layout.is_static else None
-    if problem.has_documents:
-        # Most are within a rank: one that has late tokens sees no more than others.
-        schedule = None
-    return _seen_keys(schedule, layout.size, layout.length, problem.mask)
-
-
 @functools.lru_cache(maxsize=64)
 def _seen_keys(schedule: Schedule | None, size: int, length: int, mask: Mask):
-    """Count them for a schedule, or the mean of all ranks: None."""
+    """Count the keys that the queries of each rank see, as float64 (ranks,).
+
+    Of no schedule it is the mean of all ranks.
+    """
     if schedule is None:
         return np.full(size, _seen(np.arange(length), mask).sum() / size)
     held = schedule.shard(size, schedule.local_length(size, length))

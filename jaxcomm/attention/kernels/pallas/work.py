@@ -71,7 +71,7 @@ class Work:
         self.value_size = hop.value.shape[3]
         self.group = self.heads // hop.key.shape[2]
         self.query = self.pad_rows(hop.query)
-        self.key, self.value = map(self._pad_columns, (hop.key, hop.value))
+        self.key, self.value = (_pad(x, sizes.keys) for x in (hop.key, hop.value))
         batch = 1 if hop.has_shared_tokens else self.batch
         self.queries, self.keys = (
             Coordinates(
@@ -127,9 +127,6 @@ class Work:
     def crop_rows(self, x, size: int):
         """Undo :meth:`pad_rows`."""
         return x[:, : self.length, :, :size]
-
-    def _pad_columns(self, x):
-        return _pad(x, self.sizes.keys)
 
     def scores(self, tile: Tile, products):
         """Return exponents of 2 for products of queries and keys, and the cap's slope.
