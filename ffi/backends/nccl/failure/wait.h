@@ -11,8 +11,8 @@
 
 namespace jaxcomm {
 
-// How long the end of a communicator waits for streams and other ranks, before it goes on
-// by force.
+// How long the end of a communicator waits for streams and other ranks, before it goes
+// on by force.
 constexpr double kGraceSeconds = 10;
 
 // How long to wait, and what else ends a wait. What is null ends none.
