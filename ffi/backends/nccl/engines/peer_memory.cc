@@ -144,8 +144,11 @@ Status PeerMemory::Take(size_t place, size_t bytes, size_t zeroed) {
     own.nonce = address.nonce;
     own.place = place;
   }
-  return library_.Try(library_.cuda.MemsetD8Async, member.region.at + bytes - zeroed, 0,
-                      zeroed, member.stream);
+  RETURN_IF_ERROR(library_.Try(library_.cuda.MemsetD8Async,
+                               member.region.at + bytes - zeroed, 0, zeroed,
+                               member.stream));
+  // Also for memory that is given back before it is shared.
+  return library_.Try(library_.cuda.EventRecord, member.zeroed, member.stream);
 }
 
 void PeerMemory::SetUnable(size_t place, const Status& reason) {
