@@ -253,7 +253,7 @@ class SymmetricPool:
         state = "closed" if self.closed else f"{self.used_bytes} used"
         return f"<SymmetricPool {self.bytes} bytes on each device, {state}>"
 
-    def leave_out(self, why: str) -> None:
+    def _leave_out(self, why: str) -> None:
         """Be registered with no communicator any more, and say why."""
         self._how.clear()
         self._why_not = why

@@ -45,7 +45,7 @@ def forget(taken: Collection[int]) -> None:
     for pool in pools():
         if not {*taken}.isdisjoint(processes_of(pool.mesh)):
             _pools.remove(weakref.ref(pool))
-            pool.leave_out("jaxcomm.grow took in a process without it; make another")
+            pool._leave_out("jaxcomm.grow took in a process without it; make another")
     for place in [each for each in _made if not {*taken}.isdisjoint(each[1])]:
         del _made[place]
 
