@@ -210,6 +210,21 @@ inline int RunAll(const char* name) {
 #define CHECK_FAILS(status, part) \
   CHECK_CONTAINS(::jaxcomm::testing::TextOf(status), part)
 
+namespace jaxcomm::testing {
+
+// One waits, in this process or in a child, until another tells it to go on.
+struct Pipe {
+  Pipe() { CHECK_EQ(pipe(ends), 0); }
+  void Tell() const { CHECK_EQ(write(ends[1], "g", 1), 1); }
+  void Wait() const {
+    char byte = 0;
+    CHECK_EQ(read(ends[0], &byte, 1), 1);
+  }
+  int ends[2];
+};
+
+}  // namespace jaxcomm::testing
+
 int main(int count, char** arguments) {
   return ::jaxcomm::testing::RunAll(count > 1 ? arguments[1] : nullptr);
 }

@@ -96,17 +96,6 @@ class Worker {
   std::thread thread_{[this] { Run(); }};
 };
 
-// Reads from a pipe until the test writes.
-struct Pipe {
-  Pipe() { CHECK_EQ(pipe(ends), 0); }
-  void Read() const {
-    char byte;
-    CHECK_EQ(read(ends[0], &byte, 1), 1);
-  }
-  void Write() const { CHECK_EQ(write(ends[1], "x", 1), 1); }
-  int ends[2];
-};
-
 // Whether a thread of this process sleeps in a call of the system.
 bool IsIn(long call, int64_t thread) {
   const std::string path = StrCat("/proc/self/task/", thread, "/syscall");
@@ -122,7 +111,7 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
   // As a program of the user's may be called. Threads have the name of the one that
   // begins them.
   pthread_setname_np(pthread_self(), "jaxcomm-train");
-  Worker library([&] { library_wakes.Read(); }), worker;
+  Worker library([&] { library_wakes.Wait(); }), worker;
   Event looked, found;
   std::thread looks = Must(StartThread(
       [&] {
@@ -151,7 +140,7 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
                while (computes) continue;
              },
              [&] { computes = false; }},
-            {[&] { wakes.Read(); }, [&] { wakes.Write(); }},
+            {[&] { wakes.Wait(); }, [&] { wakes.Tell(); }},
             {[&] {
                CHECK_TRUE(
                    held.try_lock_for(std::chrono::duration<double>(kHangSeconds)));
@@ -171,24 +160,24 @@ TEST_ALONE(a_process_stands_still_if_its_threads_wait_for_each_other, EXIT_SUCCE
         }
         // So may a thread that comes later.
         std::unique_ptr<Worker> later;
-        worker.Tell([&] { later = std::make_unique<Worker>([&] { wakes.Read(); }); });
+        worker.Tell([&] { later = std::make_unique<Worker>([&] { wakes.Wait(); }); });
         for (int look = 0; look < 5; ++look) {
           LetOthersRun();
           CHECK_TRUE(!standstill.Look());
         }
-        wakes.Write();
+        wakes.Tell();
         CHECK_TRUE(Until(is_still));
         later.reset();
         // And what was taken for a library's until it waited for a thread.
         std::atomic<int64_t> reader{0};
-        library_wakes.Write();
+        library_wakes.Tell();
         library.Tell([&] { reader = syscall(SYS_gettid); });
         CHECK_TRUE(Until([&] { return IsIn(SYS_futex, reader); }));
         standstill.Learn();
-        library.Tell([&] { library_wakes.Read(); });
+        library.Tell([&] { library_wakes.Wait(); });
         CHECK_TRUE(Until([&] { return IsIn(SYS_read, reader); }));
         for (int look = 0; look < 3; ++look) CHECK_TRUE(!standstill.Look());
-        library_wakes.Write();
+        library_wakes.Tell();
         CHECK_TRUE(Until(is_still));
         {
           std::lock_guard<std::mutex> lock(mutex);
