@@ -10,6 +10,7 @@ from jaxcomm.attention.documents import segment_ids_of as segment_ids_of
 from jaxcomm.attention.dot_product_attention import (
     dot_product_attention as dot_product_attention,
 )
+from jaxcomm.attention.mask import Ranges as Ranges
 from jaxcomm.attention.relayout import relayout as relayout
 from jaxcomm.attention.ring_attention import attention_fn as attention_fn
 from jaxcomm.attention.ring_attention import ring_attention as ring_attention
@@ -18,6 +19,7 @@ from jaxcomm.attention.state.state_scan import state_scan as state_scan
 from jaxcomm.attention.strategies.ulysses import Ulysses as Ulysses
 
 __all__ = [
+    "Ranges",
     "Ulysses",
     "attention_fn",
     "combine",

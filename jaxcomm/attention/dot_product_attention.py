@@ -16,6 +16,7 @@ from jaxcomm.attention import arguments, natural, permutation
 from jaxcomm.attention.arguments import AttentionOptions, Keywords
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import Ranges
 from jaxcomm.attention.natural import Split
 from jaxcomm.attention.on_ranks import Arrays, attend_on_ranks
 from jaxcomm.attention.permutation import token_numbers
@@ -34,7 +35,7 @@ def dot_product_attention(
     key: Array,
     value: Array,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     *,
     sharding: jax.P | jax.NamedSharding,
     segment_ids: Array | tuple[Array, Array] | None = None,
@@ -51,7 +52,7 @@ def dot_product_attention(
     key: Array,
     value: Array,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     *,
     sharding: jax.P | jax.NamedSharding,
     segment_ids: Array | tuple[Array, Array] | None = None,
@@ -75,7 +76,7 @@ def dot_product_attention(
     key: Array,
     value: Array,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     *,
     sharding: jax.P | jax.NamedSharding,
     is_causal: bool = False,
@@ -105,7 +106,7 @@ def dot_product_attention(
       key: (B, S, K, H) or (S, K, H), same dtype; K divides N.
       value: (B, S, K, V) or (S, K, V), same dtype.
       bias, mask: broadcast to (B, N, T, S). What is below -50,000 in ``bias`` hides a
-        key, as in ``ring_attention``.
+        key, as in ``ring_attention``. A mask may be ``jaxcomm.attention.Ranges``.
       sharding: how to split ``query`` over the mesh of ``jax.set_mesh``: ``jax.P(batch,
         tokens, heads)``, or ``jax.P(tokens, heads)`` without a batch. Or a
         ``jax.NamedSharding`` with its mesh. For batch and heads, None stands for the
@@ -161,6 +162,11 @@ def dot_product_attention(
     ids, key_ids = _ids(
         query, key, segment_ids, (query_seq_lengths, key_value_seq_lengths)
     )
+    ranges = Ranges()
+    if isinstance(mask, Ranges):
+        shapes = query.shape[:-2], key.shape[:-2]
+        mask, ranges = None, arguments.ranges_of(mask, *shapes, _NAME)
+    known = (ids, ranges.keys), (key_ids, ranges.queries)
     seeds = None
     if options.dropout_rate:
         seeds = arguments.seeds_of(dropout, query, _NAME)
@@ -178,9 +184,9 @@ def dot_product_attention(
     is_balanced = is_causal and local_window_size is None
     call = _Compiled(options, split, "zigzag" if is_balanced else "contiguous")
     if compat.is_staging():
-        return _attend(arrays, ids, key_ids, call)
+        return _attend(arrays, known, call)
     # Each of its operations would be compiled by itself.
-    return _program(call, cache.choices_of(split.mesh))(arrays, ids, key_ids)
+    return _program(call, cache.choices_of(split.mesh))(arrays, known)
 
 
 def _ids(query, key, ids, lengths):
@@ -227,7 +233,13 @@ class _Compiled:
     schedule: str
 
 
-def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
+def _attend(arrays: Arrays, known, call: _Compiled) -> Any:
+    """Split a call over the mesh.
+
+    Args:
+      known: of the tokens of the queries, and of the keys: their documents, and a
+        ``Range``; each None if there is none.
+    """
     split, axes = call.split, call.split.tokens
     size = split.size(axes)
     has_batch = arrays.query.ndim == 4
@@ -246,7 +258,7 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
             *(n if count > 1 else None for n, count in zip(names, x.shape, strict=True))
         )
 
-    of_tokens = jax.P(*lead, axes, heads)
+    of_tokens, of_known = jax.P(*lead, axes, heads), jax.P(*lead, axes)
     specs = Arrays(
         query=of_tokens,
         key=of_tokens,
@@ -257,7 +269,6 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
         alibi_slopes=jax.P(heads),
         seeds=jax.P(split.batch or None, heads),
     )
-    of_ids = jax.P(*lead, axes)
     arrays = arrays._replace(
         **{name: natural.repeated_heads(getattr(arrays, name), split)
            for name in ("key", "value")}
@@ -267,19 +278,16 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
         None if x is None or x.shape[rows] == 1 else rows
         for x in (arrays.bias, arrays.mask)
     ]
-    given = [
-        split.placed(_padded(x, axis, spec, split), spec)
-        for x, spec, axis in zip(
-            (*arrays, ids, key_ids),
-            (*specs, of_ids, of_ids),
-            (at, at, at, *of_rows, None, None, None, at, at),
-            strict=True,
-        )
-    ]
 
+    def placed(x, spec, axis: int | None):
+        return split.placed(_padded(x, axis, spec, split), spec)
+
+    axes_of_tokens = at, at, at, *of_rows, None, None, None
+    arrays = Arrays(*map(placed, arrays, specs, axes_of_tokens))
+    known = jax.tree.map(lambda x: placed(x, of_known, at), known)
     move = functools.partial(relayout, axis_name=axes)
 
-    def local(arrays: Arrays, ids, key_ids):
+    def local(arrays: Arrays, known):
         def deal(x, of: int, axis: int = at):
             if x is None:
                 return None
@@ -295,9 +303,15 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
             bias=deal_rows(arrays.bias),
             mask=deal_rows(arrays.mask),
         )
+        (ids, of_queries), (key_ids, of_keys) = (
+            jax.tree.map(functools.partial(deal, of=of), x)
+            for of, x in enumerate(known)
+        )
+        if of_queries is not None or of_keys is not None:
+            dealt = dealt._replace(mask=Ranges(of_queries, of_keys))
         tokens, key_tokens = (
-            Tokens(layouts[of], TRUSTED, deal(x, of))
-            for of, x in enumerate((ids, key_ids))
+            Tokens(layout, TRUSTED, x)
+            for layout, x in zip(layouts, (ids, key_ids), strict=True)
         )
         if layouts[0] == layouts[1] and key_ids is None:
             key_tokens = None
@@ -307,10 +321,10 @@ def _attend(arrays: Arrays, ids, key_ids, call: _Compiled) -> Any:
     found = jax.shard_map(
         local,
         mesh=split.mesh,
-        in_specs=(specs, of_ids, of_ids),
+        in_specs=(specs, of_known),
         out_specs=of_tokens,
         axis_names=split.axis_names,
-    )(Arrays(*given[:-2]), *given[-2:])
+    )(arrays, known)
     length = plain[0].length
     return jax.tree.map(lambda x: _cut(x, at, length, of_tokens, split), found)
 

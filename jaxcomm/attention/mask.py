@@ -15,6 +15,52 @@ SKIP, FULL, PARTIAL = 0, 1, 2
 PADDING = -1
 
 
+class Range(NamedTuple):
+    """For each token of one side, a range of positions of the other side.
+
+    Attributes:
+      first: int32 (B, T), the first position.
+      end: int32 (B, T), the one behind the last.
+    """
+
+    first: Any
+    end: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """A mask as ranges of positions: numbers for each token, not for each pair.
+
+    Pass it as ``mask=`` of ``ring_attention`` and ``dot_product_attention``. What it
+    hides is hidden beside causality, window and documents. Positions are those in the
+    whole sequence, from 0 on.
+
+    Prefixes and images whose tokens all see each other are ``keys``. A tree is
+    ``queries``, with ``is_causal=True``: a token is seen until its branch ends.
+
+    Attributes:
+      keys: a pair (first, end) of int (B, T), (1, T) or (T,): query t sees keys at
+        ``first[t] <= position < end[t]``. If None, all.
+      queries: a pair of int (B, S), (1, S) or (S,): key s is seen by queries at
+        ``first[s] <= position < end[s]``. If None, by all.
+
+    >>> @jax.jit
+    ... def attend(x):
+    ...     at = jnp.arange(512)
+    ...     prefix = Ranges(keys=(0 * at, jnp.maximum(at + 1, 100)))
+    ...     return jaxcomm.dot_product_attention(
+    ...         x, x, x, mask=prefix, sharding=jax.P("data", "context"))
+    >>> with jax.set_mesh(jax.make_mesh((2, 4), ("data", "context"))):
+    ...     out = attend(jnp.ones((2, 512, 4, 64)))
+    >>> out.shape
+    (2, 512, 4, 64)
+    """
+
+    keys: Any = None
+    queries: Any = None
+
+
 class Coordinates(NamedTuple):
     """What a mask knows of the queries or of the keys of a hop.
 
@@ -22,15 +68,19 @@ class Coordinates(NamedTuple):
       positions: int32 (T,) or (B, T), positions in the whole sequence.
       segment_ids: int32 (B, T), the document of each token, or negative for padding.
         If None, all tokens are of one document.
+      range: of queries, which keys each may see; of keys, which queries may see each.
+        If None, nothing is left out.
     """
 
     positions: Any
     segment_ids: Any = None
+    range: Range | None = None
 
     @property
     def is_shared(self) -> bool:
         """Whether all sequences of the batch have the same tokens."""
-        return self.segment_ids is None and self.positions.ndim == 1
+        is_alike = self.segment_ids is None and self.range is None
+        return is_alike and self.positions.ndim == 1
 
     def expanded(self, axis: int) -> "Coordinates":
         """Return them with one dimension more."""
@@ -80,6 +130,10 @@ class Mask:
         if queries.segment_ids is not None:
             seen = seen & (queries.segment_ids == keys.segment_ids)
             seen = seen & (queries.segment_ids >= 0)
+        for each, others in ((queries.range, keys), (keys.range, queries)):
+            if each is not None:
+                seen = seen & (others.positions >= each.first)
+                seen = seen & (others.positions < each.end)
         return seen
 
     def modes(self, query_tiles: Coordinates, key_tiles: Coordinates) -> jax.Array:
@@ -109,6 +163,15 @@ class Mask:
             any_seen &= (last >= 0) & (last_of_keys >= first) & (last >= first_of_keys)
             is_one = (first == last) & (first_of_keys == last_of_keys)
             all_seen &= (first >= 0) & is_one & (first == first_of_keys)
+        for each, axis, first, last in (
+            (query_tiles.range, -1, first_key, last_key),
+            (key_tiles.range, -2, first_query, last_query),
+        ):
+            if each is not None:
+                lowest, highest = _ends(each.first, axis)
+                least_end, most_end = _ends(each.end, axis)
+                any_seen &= (last >= lowest) & (first < most_end)
+                all_seen &= (first >= highest) & (last < least_end)
         modes = jnp.where(all_seen & any_seen, FULL, jnp.where(any_seen, PARTIAL, SKIP))
         return modes.astype(jnp.int32)
 

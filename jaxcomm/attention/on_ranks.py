@@ -13,7 +13,7 @@ from jaxcomm.attention.arguments import AttentionOptions
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import Refused
-from jaxcomm.attention.mask import promotes_ranks
+from jaxcomm.attention.mask import Ranges, promotes_ranks
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import (
     all_are_right,
@@ -82,11 +82,12 @@ def _all_see_themselves(call: AttentionCall, out) -> bool:
 
     A query sees its own key, which is NaN then; and a key's weights are NaN if the
     log-sum-exp is. That is not so of padding of the layout, which sees nothing, where a
-    bias may hide the own key, and where dropout may leave out all that see a value. Of
-    segment ids see ``Inputs.poisoned``.
+    bias or a range may hide the own key, and where dropout may leave out all that see a
+    value. Of segment ids see ``Inputs.poisoned``.
     """
     is_whole = call.mask.query_length == call.size * out.shape[1]
-    hides = call.bias_dtype is not None or call.hop.scores.dropout_rate
+    hides = call.bias_dtype is not None or call.has_ranges
+    hides = hides or call.hop.scores.dropout_rate
     return call.is_self and is_whole and not hides
 
 
@@ -138,7 +139,7 @@ class Arrays(NamedTuple):
 
     Attributes:
       query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, V), or all without B.
-      bias, mask: as in ``ring_attention``.
+      bias, mask: as in ``ring_attention``; a mask may be ``Ranges``.
       sinks, alibi_slopes: (N,) or None.
       seeds: uint32 (B, N) of dropout, or None.
     """
@@ -238,9 +239,13 @@ def _inputs(what: str, arrays: Arrays, queries, keys):
     of_sums = sum_dtype(query.dtype)
     if slopes is not None:
         slopes = jnp.broadcast_to(slopes.astype(of_sums), (batch, heads))
+    mask, ranges = arrays.mask, Ranges()
+    if isinstance(mask, Ranges):
+        shapes = query.shape[:2], arrays.key.shape[:2]
+        mask, ranges = None, arguments.ranges_of(mask, *shapes, what)
     bias = arguments.bias_of(
         arrays.bias,
-        arrays.mask,
+        mask,
         (batch, heads, count, key_layout.length),
         key_layout,
         what,
@@ -249,6 +254,8 @@ def _inputs(what: str, arrays: Arrays, queries, keys):
         *(query, arrays.key, arrays.value, ids, key_ids),
         *(bias, slopes, arrays.seeds, layout, key_layout),
         table=table_of_rank(tokens, batch, what) if tokens is key_tokens else None,
+        query_range=ranges.keys,
+        key_range=ranges.queries,
     )
     return inputs, None if sinks is None else sinks.astype(of_sums)
 
@@ -305,6 +312,7 @@ def _call(
         scope=dataclasses.replace(named.scope, part_of=asked),
         bias_dtype=None if bias is None else bias.dtype.name,
         is_self=is_self,
+        has_ranges=inputs.has_ranges,
         way=way,
     )
 
@@ -321,7 +329,8 @@ def _asked(
     has_window = mask.left is not None or mask.right not in (0, None)
     arrays = {
         "documents": inputs.query_ids, "bias": inputs.bias, "sinks": sinks,
-        "alibi_slopes": inputs.slopes,
+        "alibi_slopes": inputs.slopes, "key_ranges": inputs.query_range,
+        "query_ranges": inputs.key_range,
     }  # fmt: skip
     numbers = {name: getattr(strategy, name) for name in of_strategy}
     asked: dict[str, Any] = {

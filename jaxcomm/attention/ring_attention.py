@@ -17,6 +17,7 @@ from jaxcomm import renamed
 from jaxcomm.attention.arguments import AttentionOptions, Keywords, seeds_of
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
+from jaxcomm.attention.mask import Ranges
 from jaxcomm.attention.on_ranks import Arrays, attend_on_ranks
 from jaxcomm.attention.strategies.strategy import KEPT, Strategy
 from jaxcomm.primitives.call import AxisName
@@ -34,7 +35,7 @@ def ring_attention(
     *,
     key_tokens: Tokens | Layout | None = None,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     return_residual: Literal[False] = False,
     lane: str | None = None,
     backend: str | None = None,
@@ -52,7 +53,7 @@ def ring_attention(
     *,
     key_tokens: Tokens | Layout | None = None,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     return_residual: Literal[True],
     lane: str | None = None,
     backend: str | None = None,
@@ -75,7 +76,7 @@ def ring_attention(
     *,
     key_tokens: Tokens | Layout | None = None,
     bias: Array | None = None,
-    mask: Array | None = None,
+    mask: Array | Ranges | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     local_window_size: int | tuple[int, int] | None = None,
@@ -116,7 +117,8 @@ def ring_attention(
         columns all keys in natural order, without padding. Has a gradient. What is
         below -50,000 hides a key as -inf does, with ``logits_soft_cap`` too. No call
         notices rows that were not reordered.
-      mask: bool of such a shape, False for what is not seen.
+      mask: bool of such a shape, False for what is not seen. Or
+        ``jaxcomm.attention.Ranges``, of this rank's queries and keys.
       is_causal: whether a token sees only positions up to its own.
       scale: Python number that multiplies the scores. If None, ``1 / sqrt(H)``.
       local_window_size: how many positions a query sees to its left and right: a pair

@@ -11,7 +11,7 @@ import pytest
 import split
 
 import jaxcomm
-from jaxcomm.attention import compare_strategies
+from jaxcomm.attention import Ranges, compare_strategies
 from jaxcomm.attention.kernels.scores import random_bits
 from jaxcomm.attention.kernels.xla import kernel, tiles
 from jaxcomm.attention.strategies.ulysses import Usp
@@ -44,9 +44,23 @@ def _kept():
     return np.where(np.asarray(bits) >= int(RATE * 2**32), 1 / (1 - RATE), 0)
 
 
+def _ranges(*seeds):
+    """Return ranges of keys and of queries; of some tokens nothing is left."""
+    pairs = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        first = rng.integers(0, TOKENS, (BATCH, TOKENS))
+        end = first + rng.integers(-2, TOKENS, first.shape)
+        pairs.append((first // 2, np.where(first % 3, end, 2**31 - 1)))
+    return Ranges(*pairs)
+
+
 OPTIONS = {
     "causal window in documents": dense.Options(
         is_causal=True, window=(4, 9), query_ids=_documents(2)
+    ),
+    "ranges": dense.Options(
+        is_causal=True, query_ids=_documents(3), mask=_ranges(0, 1)
     ),
     "lengths": dense.Options(
         query_lengths=np.array([30, 0]), key_lengths=np.array([21, 37])
@@ -82,6 +96,7 @@ CASES = [
     ("ring", "contiguous", 4, "bias"),
     ("ring", "striped", 1, "bias of rows"),
     ("ring", "striped", 4, "all"),
+    ("ring", "zigzag", 3, "ranges"),
     ("all_gather", "striped", 4, "lengths"),
     ("all_gather", "zigzag", 3, "all"),
     ("halo", "striped", 3, "sinks of empty rows"),
@@ -91,6 +106,7 @@ CASES = [
     ("ulysses", "zigzag", 2, "all"),
     (Usp(2), "contiguous", 8, "causal window in documents"),
     (Usp(2), "zigzag", 4, "all"),
+    (Usp(2), "striped", 4, "ranges"),
 ]
 
 

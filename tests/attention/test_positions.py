@@ -13,7 +13,7 @@ import pytest
 from split import sharded
 
 import jaxcomm
-from jaxcomm.attention import document_layout, relayout
+from jaxcomm.attention import Ranges, document_layout, relayout
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.strategies.ulysses import Ulysses
 
@@ -129,6 +129,7 @@ PADDED = np.where(np.arange(LENGTH) // 6 == 2, -1, 0).astype(np.int32)[None]
 # may not, as well.
 HIDING: dict[str, dict] = {
     "mask": {"mask": HIDDEN},
+    "ranges": {"mask": Ranges(keys=(0 * NATURAL, NATURAL // 6 * 6))},
     "documents": {
         "local_window_size": 0,
         "logits_soft_cap": 1e-3,
@@ -146,6 +147,7 @@ HIDING: dict[str, dict] = {
     ("hiding", "strategy"),
     [
         ("mask", "ring"),
+        ("ranges", "ring"),
         ("dropout", "all_gather"),
         *(("documents", x) for x in ("ring", "all_gather", "halo", Ulysses(2))),
     ],
@@ -161,7 +163,7 @@ def test_no_option_hides_that_tokens_are_out_of_place(hiding, strategy):
             return_residual=True, **options,
         )  # fmt: skip
 
-    specs = split, split, jax.P(None, None, "context")
+    specs = split, split, split if hiding == "ranges" else jax.P(None, None, "context")
     program = sharded(local, SIZE, specs, split)
     ids = PADDED if hiding == "documents" else None
     x, tokens = PLAIN.reorder([X] * 3, segment_ids=ids)

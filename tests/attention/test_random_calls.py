@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import split
 
+from jaxcomm.attention import Ranges
+
 TILE = 128
 HEADS, KEY_HEADS = 12, 4
 STRATEGIES = "ring", "all_gather", "halo", "ulysses"
@@ -29,6 +31,18 @@ def documents(rng, length):
     return ids[None]
 
 
+def ranges(rng, length):
+    """Return ranges of keys, queries or both that end near borders of tiles."""
+
+    def pair():
+        borders = TILE * rng.integers(0, length // TILE + 1, (2, length // 32 + 1))
+        first, end = (borders + rng.integers(-1, 2, borders.shape)).repeat(32, 1)
+        return first[None, :length], end[None, :length]
+
+    which = rng.integers(1, 4)
+    return Ranges(pair() if which & 1 else None, pair() if which & 2 else None)
+
+
 def options_of(rng, strategy, length):
     """Draw options that combine. A halo has a window."""
     window = None
@@ -44,6 +58,7 @@ def options_of(rng, strategy, length):
         query_ids=documents(rng, length) if rng.random() < 0.6 else None,
         sinks=np.float32(sinks) if rng.random() < 0.7 else None,
         slopes=np.float32(rng.random(HEADS) / 64) if rng.random() < 0.4 else None,
+        mask=ranges(rng, length) if rng.random() < 0.5 else None,
     )
 
 

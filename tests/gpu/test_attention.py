@@ -13,6 +13,7 @@ import pytest
 import split
 from dense import Options
 
+from jaxcomm.attention import Ranges
 from jaxcomm.attention.kernels.flash import kernel as flash
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +30,19 @@ def _normal(*shape):
 def _ids(tokens, ends=DOCUMENTS):
     ids = np.searchsorted(np.multiply(ends, tokens), np.arange(tokens), "right")
     return np.where(ids < len(ends), ids, -1)[None].astype(np.int32)
+
+
+def _prefix(tokens):
+    """A third of the tokens all see each other; others see all before them."""
+    at = np.arange(tokens)[None]
+    return np.zeros_like(at), np.maximum(at + 1, tokens // 3)
+
+
+def _tree(tokens):
+    """Of a trunk and two branches a token is seen until its own ends."""
+    ends = np.array([tokens, tokens * 2 // 3, tokens])
+    number = np.searchsorted([tokens // 4, tokens * 2 // 3], np.arange(tokens), "right")
+    return np.zeros((1, tokens), int), ends[number][None]
 
 
 def _options(tokens, heads):
@@ -48,6 +62,8 @@ def _options(tokens, heads):
         ),
         "sinks": causal(sinks=_normal(heads)),
         "bias": causal(bias=_normal(1, heads, tokens, tokens)),
+        "prefix": Options(mask=Ranges(keys=_prefix(tokens))),
+        "tree": causal(query_ids=ids, mask=Ranges(queries=_tree(tokens))),
         "many": Options(
             window=window, query_ids=ids, cap=2.0, slopes=_normal(heads),
             sinks=_normal(heads), mask=_normal(1, heads, tokens, tokens) > -1,
@@ -65,6 +81,8 @@ CASES = [
     ("ring", "contiguous", "window", None),
     ("ring", "zigzag", "bias", None),
     ("ring", "striped", "many", None),
+    ("ring", "zigzag", "tree", None),
+    ("all_gather", "zigzag", "prefix", None),
     ("all_gather", "zigzag", "causal", "flash"),
     ("all_gather", "zigzag", "window in documents", "flash"),
     ("all_gather", "contiguous", "all of a document", "flash"),
@@ -76,6 +94,7 @@ CASES = [
     ("ulysses", "zigzag", "plain", "flash"),
     ("ulysses", "contiguous", "window in documents", "flash"),
     ("ulysses", "zigzag", "many", None),
+    ("ulysses", "zigzag", "tree", None),
     # Heads of multi-head latent attention.
     ("ring", "zigzag", "latent causal", "cudnn"),
     ("ring", "contiguous", "latent documents", "flash"),

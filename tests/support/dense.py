@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcomm.attention import Ranges
+
 
 class Attention(NamedTuple):
     """Results in natural order; the gradients are None where none were asked for."""
@@ -28,7 +30,7 @@ class Options:
         ``logits_soft_cap`` of ring_attention.
       query_ids, key_ids: (B, T) and (B, S) segment ids.
       query_lengths, key_lengths: (B,).
-      bias, mask: broadcast to (B, N, T, S).
+      bias, mask: broadcast to (B, N, T, S); or a mask is ``Ranges``.
       slopes, sinks: (N,).
       kept: (B, N, T, S), what dropout multiplies the weights with.
     """
@@ -62,6 +64,18 @@ class Options:
         for lengths, at in ((self.query_lengths, row), (self.key_lengths, column)):
             if lengths is not None:
                 seen &= at < np.reshape(lengths, (-1, 1, 1, 1))
+        if isinstance(self.mask, Ranges):
+            of_queries, of_keys = (
+                pair and [np.asarray(x)[:, None] for x in pair]
+                for pair in (self.mask.keys, self.mask.queries)
+            )
+            if of_queries:
+                first, end = (x[..., None] for x in of_queries)
+                seen = seen & (column >= first) & (column < end)
+            if of_keys:
+                first, end = (x[..., None, :] for x in of_keys)
+                seen = seen & (row >= first) & (row < end)
+            return seen
         return seen if self.mask is None else seen & np.asarray(self.mask)
 
 

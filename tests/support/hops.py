@@ -10,12 +10,15 @@ from jaxcomm.attention.kernels.kernel import Hop, Kernel, Saved
 from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import KERNELS
-from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.mask import Coordinates, Mask, Range
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A hop; ``documents`` are drawn for each sequence of the batch."""
+    """A hop; ``documents`` are drawn for each sequence of the batch.
+
+    So are ``ranges`` of what ``"queries"`` or ``"keys"`` may see.
+    """
 
     batch: int = 1
     queries: int = 48
@@ -28,6 +31,7 @@ class Case:
     right: int | None = None
     padding: int = 0
     documents: int = 0
+    ranges: tuple[str, ...] = ()
     has_slopes: bool = False
     bias: tuple[int, int, int] | None = None
     soft_cap: float | None = None
@@ -48,6 +52,8 @@ CASES = (
     Case(batch=2, queries=50, keys=70, bias=(2, 1, 50), soft_cap=3.0, documents=3),
     Case(batch=2, heads=4, key_heads=2, right=0, bias=(1, 4, 1), dropout_rate=0.2),
     Case(queries=40, keys=64, bias=(1, 1, 40), has_slopes=True),
+    Case(batch=2, queries=50, keys=70, right=0, ranges=("keys",), has_slopes=True),
+    Case(batch=2, heads=4, documents=3, left=40, ranges=("queries", "keys")),
 )
 
 
@@ -63,6 +69,14 @@ def hop_of(case: Case):
         drawn = random.integers(-1, case.documents, (case.batch, length))
         return jnp.asarray(np.sort(drawn, 1), jnp.int32)
 
+    def range_of(side, tokens, others):
+        if side not in case.ranges:
+            return None
+        # Of some tokens nothing is left; of others, in a row, all that a tile has.
+        first = np.sort(random.integers(0, others // 2, (case.batch, tokens)), 1)
+        end = first + random.integers(0, others, (case.batch, tokens))
+        return Range(jnp.asarray(first, jnp.int32), jnp.asarray(end, jnp.int32))
+
     of_heads = case.batch, case.heads
     bias = normal(*case.bias, case.keys) if case.bias else None
     slopes = random.random(of_heads) if case.has_slopes else None
@@ -73,8 +87,16 @@ def hop_of(case: Case):
         query=normal(case.batch, case.queries, case.heads, case.head_size),
         key=normal(case.batch, case.keys, case.key_heads, case.head_size),
         value=normal(case.batch, case.keys, case.key_heads, case.value_size),
-        queries=Coordinates(jnp.arange(case.queries) + 3, ids(case.queries)),
-        keys=Coordinates(jnp.arange(case.keys), ids(case.keys)),
+        queries=Coordinates(
+            jnp.arange(case.queries) + 3,
+            ids(case.queries),
+            range_of("queries", case.queries, case.keys),
+        ),
+        keys=Coordinates(
+            jnp.arange(case.keys),
+            ids(case.keys),
+            range_of("keys", case.keys, case.queries),
+        ),
         scores=Scores(
             scale=case.head_size**-0.5,
             bias=bias,

@@ -13,6 +13,7 @@ import numpy as np
 
 import jaxcomm
 from jaxcomm.attention import (
+    Ranges,
     attention_fn,
     combine,
     compare_strategies,
@@ -161,6 +162,9 @@ def _of_attention():
         ("`sinks` of another shape", {"sinks": x(3)}),
         ("`alibi_slopes` of another shape", {"alibi_slopes": x(2, 1)}),
         ("a `bias` with rows of all ranks", {"bias": x(1, 2, 8, 8)}),
+        ("`Ranges` of nothing", {"mask": Ranges()}),
+        ("`Ranges` of all ranks' tokens",
+         {"mask": Ranges(keys=(np.zeros(8, int), np.ones(8, int)))}),
         ("segment ids in `tokens` alone",
          {"tokens": WITH_IDS, "key_tokens": HELD}),
         ("`strategy='star'`", {"strategy": "star"}),
@@ -189,6 +193,8 @@ def _of_attention():
         ("`sinks` that are integers", {"sinks": jnp.ones(2, int)}),
         ("a `bias` of integers", {"bias": jnp.ones((1, 1, 2, 8), int)}),
         ("a `mask` of numbers", {"mask": x(1, 1, 2, 8)}),
+        ("`Ranges` of floats", {"mask": Ranges(queries=(x(2), x(2)))}),
+        ("`Ranges` of one array", {"mask": Ranges(keys=np.ones(2, int))}),
         ("segment ids that are no integers",
          {"tokens": Tokens(ZIGZAG, np.arange(2), x(1, 2))}),
         ("`local_window_size=True`", {"local_window_size": True}),

@@ -10,6 +10,7 @@ from dense import Attention, Options
 from jax.experimental import multihost_utils
 
 import jaxcomm
+from jaxcomm.attention import Ranges
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.positions import TRUSTED
 from jaxcomm.collectives.permute import ring_shift
@@ -123,15 +124,19 @@ def attend(
 
     def table(x):
         """Deal the rows of a bias or a mask, if it has some, and say how to split."""
+        if isinstance(x, Ranges):
+            of_queries = layout.reorder(x.keys)[0] if x.keys else None
+            of_keys = key_layout.reorder(x.queries)[0] if x.queries else None
+            return Ranges(of_queries, of_keys), by
         if x is None or x.shape[2] == 1:
             return x, jax.P()
         return layout.reorder(np.asarray(x), axis=2)[0], _ROWS
 
+    by = jax.P("data", "context") if mesh else SPLIT
     (bias, of_bias), (mask, of_mask) = table(options.bias), table(options.mask)
     (query, grads), tokens = deal(layout, (query, grads), *of_queries)
     (key, value), key_tokens = deal(key_layout, (key, value), *of_keys)
     trained = query, key, value, bias, options.slopes, options.sinks
-    by = jax.P("data", "context") if mesh else SPLIT
     specs = (*[by] * 3, of_bias, jax.P(), jax.P()), of_mask, by, by
     data = mask, tokens, None if is_shared else key_tokens
     whole = sharded(local, size, specs, by, mesh)

@@ -9,8 +9,10 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from refusals import HELD, OF_DOCUMENTS, REFUSALS, ROWS, WITH_IDS, on_four, x
 
+from jaxcomm.attention import Ranges
 from jaxcomm.attention.layout import Layout, Tokens
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.strategies.choice import STRATEGIES
@@ -36,6 +38,7 @@ OPTIONS = {
     },
     "`bias`": {"bias": x(1, 4, 2, 8)},
     "`mask`": {"mask": jnp.ones((1, 1, 2, 8), bool)},
+    "`mask=Ranges(...)`": {"mask": Ranges(keys=(np.zeros(2, int), np.ones(2, int)))},
     "`sinks`": {"sinks": x(4)},
     "`logits_soft_cap`": {"logits_soft_cap": 30.0},
     "`alibi_slopes`": {"alibi_slopes": x(4)},

@@ -30,8 +30,8 @@ class Hop:
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
-      queries: positions int32 (T,), or (B, T) if sequences differ; and segment ids
-        int32 (B, T), or None.
+      queries: positions int32 (T,), or (B, T) if sequences differ; segment ids int32
+        (B, T), or None; and the range of keys that each may see, or None.
       keys: the same of S keys.
       has_residual: whether the log-sum-exp may have a gradient.
       segments: lengths of the parts that a tile should not straddle, of the queries
@@ -214,6 +214,7 @@ def at_least_half(total):
 # What a kernel says it honours, and what messages call it.
 OPTIONS = {
     "segment_ids": "segment ids or lengths",
+    "ranges": "a mask of ranges",
     "bias": "a bias or mask",
     "alibi_slopes": "alibi_slopes",
     "dropout": "dropout",
@@ -229,9 +230,9 @@ class Kernel(abc.ABC):
 
     Attributes:
       name: an identifier, which ``kernels_of`` returns.
-      options: what it honours beside the mask: names of ``"segment_ids"``, ``"bias"``,
-        ``"alibi_slopes"``, ``"dropout"``, ``"logits_soft_cap"``. A call with
-        another option is refused.
+      options: what it honours beside the mask: names of ``"segment_ids"``,
+        ``"ranges"``, ``"bias"``, ``"alibi_slopes"``, ``"dropout"``,
+        ``"logits_soft_cap"``. A call with another option is refused.
       by_blocks: whether it has no masks of positions, and computes one of
         ``hop.blocks``. A call whose hops are no such blocks is refused.
       by_runs: whether it also computes ``hop.runs``, where there are no blocks.

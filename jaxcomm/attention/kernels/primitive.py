@@ -22,7 +22,7 @@ from jaxcomm import compat
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, Saved, is_empty
 from jaxcomm.attention.kernels.selection import SCOPE, select, unpacked
 from jaxcomm.attention.kernels.xla.kernel import DIFFERENTIABLE, XLA
-from jaxcomm.attention.mask import Coordinates, promotes_ranks
+from jaxcomm.attention.mask import promotes_ranks
 from jaxcomm.compat import gpus
 
 _UNMAPPED = -1
@@ -251,8 +251,8 @@ def _fold(args, dims, count: int, is_backward: bool):
     def fold_tokens(tokens, dims):
         at, dim = tokens.positions, dims.positions
         if at.ndim == 1 and dim == _UNMAPPED:  # The same for all of a larger batch.
-            ids = jax.tree.map(fold, tokens.segment_ids, dims.segment_ids)
-            return Coordinates(at, ids)
+            rest = tokens._replace(positions=None), dims._replace(positions=None)
+            return jax.tree.map(fold, *rest)._replace(positions=at)
         if at.ndim - (dim != _UNMAPPED) == 1:
             at, dim = stack(at, dim)[:, None], 0
             tokens, dims = tokens._replace(positions=at), dims._replace(positions=dim)

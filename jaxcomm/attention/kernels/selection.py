@@ -170,6 +170,7 @@ def _option_lacking(kernel: Kernel, hop: Hop) -> str | None:
     """Return the first option of a hop that a kernel does not honour."""
     given = {
         "segment_ids": hop.queries.segment_ids,
+        "ranges": hop.queries.range if hop.keys.range is None else hop.keys.range,
         "bias": hop.scores.bias,
         "alibi_slopes": hop.scores.slopes,
         "dropout": hop.scores.seeds,

@@ -68,8 +68,9 @@ class Gathered(Walk):
         keys, positions, segments = self.collect(call, inputs)
         layouts, bias = (inputs.query_layout, inputs.key_layout), inputs.bias
         bias = None if bias is None else self.columns(call, inputs, bias)
-        queries = coordinates_of(layouts[0], call.rank(), 1, inputs.query_ids)
-        of_keys = Coordinates(positions, keys.segment_ids)
+        of_queries = inputs.query_ids, inputs.query_range
+        queries = coordinates_of(layouts[0], call.rank(), 1, *of_queries)
+        of_keys = Coordinates(positions, keys.segment_ids, keys.range)
         runs = self.runs(call, inputs) if may_have_runs(call, inputs) else ()
         if runs and layouts[1].length != call.size * layouts[1].local_length:
             batch = inputs.query.shape[0]
@@ -135,7 +136,8 @@ class _Collected(Loop):
 
 def may_have_runs(call: AttentionCall, inputs: Inputs) -> bool:
     """Say whether a kernel may go by runs of queries and keys."""
-    return gpus.are_of_mesh() and call.is_self and inputs.bias is None
+    has_mask = inputs.bias is not None or inputs.has_ranges
+    return gpus.are_of_mesh() and call.is_self and not has_mask
 
 
 def _with_padding(call: AttentionCall, tokens: Coordinates, batch: int) -> Coordinates:

@@ -199,14 +199,16 @@ def hop_of_block(
     """Return the hop of the keys of member ``me - distance``."""
     count = block.key.shape[1]
     me, source = members_at(call, width, distance)
+    of_queries = inputs.query_ids, inputs.query_range
+    of_keys = block.segment_ids, block.range
     if knows_all_ranks(inputs.query_layout):
-        queries = coordinates_of(inputs.query_layout, me, width, inputs.query_ids)
-        keys = queries._replace(segment_ids=block.segment_ids)
+        queries = coordinates_of(inputs.query_layout, me, width, *of_queries)
+        keys = Coordinates(queries.positions, *of_keys)
         if source is not me or inputs.query_layout != inputs.key_layout:
-            keys = coordinates_of(inputs.key_layout, source, width, block.segment_ids)
+            keys = coordinates_of(inputs.key_layout, source, width, *of_keys)
     else:  # A rank's own keys.
         at = positions_here(inputs.query_layout, me)
-        queries, keys = (Coordinates(at, x) for x in (inputs.query_ids, block[2]))
+        queries, keys = (Coordinates(at, *known) for known in (of_queries, of_keys))
     which = None
     if len(hop.blocks) > 1:
         # Ranks are in the order of their first positions: see Schedule.
@@ -237,10 +239,10 @@ def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
     """Return what all hops have in common."""
     layouts, count = (inputs.query_layout, inputs.key_layout), inputs.key.shape[1]
 
-    def abstract(layout, ids):
+    def abstract(layout, *known):
         rows = () if layout.is_static else layout.order.shape[:-2]
         shape = (*rows, width * layout.local_length)
-        return Coordinates(jax.ShapeDtypeStruct(shape, jnp.int32), ids)
+        return Coordinates(jax.ShapeDtypeStruct(shape, jnp.int32), *known)
 
     bias = inputs.bias
     if bias is not None:
@@ -249,8 +251,8 @@ def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
         query=inputs.query,
         key=inputs.key,
         value=inputs.value,
-        queries=abstract(layouts[0], inputs.query_ids),
-        keys=abstract(layouts[1], inputs.key_ids),
+        queries=abstract(layouts[0], inputs.query_ids, inputs.query_range),
+        keys=abstract(layouts[1], inputs.key_ids, inputs.key_range),
         scores=call.scores(inputs, bias),
         segments=(layouts[0].segments * width, layouts[1].segments * width),
     )

@@ -169,8 +169,10 @@ class Loop:
 
     def kept(self, block: Keys) -> Inputs:
         """Return what the backward pass needs: the inputs, with the last block."""
-        key, value, ids = keep(block) if self.last else block
-        return self.inputs._replace(key=key, value=value, key_ids=ids)
+        key, value, ids, of_keys = keep(block) if self.last else block
+        return self.inputs._replace(
+            key=key, value=value, key_ids=ids, key_range=of_keys
+        )
 
     def shift(self, turn: int) -> int:
         """Return how many members further a block goes after a turn."""

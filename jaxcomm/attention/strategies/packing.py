@@ -26,7 +26,7 @@ from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison, poison_unless
 from jaxcomm.attention.strategies.beside import FewHops, few_of, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
-from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, Keys, keep
+from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
 from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
@@ -238,8 +238,9 @@ class Packed:
         if self.way is None:
             return self._in_a_way(found, attend)
         # Each query sees a value that is NaN; and the way back, the log-sum-exp.
-        key, value, ids = self.ring.own_block
-        self.ring.own_block = Keys(key, poison_unless(found.way, value), ids)
+        block = self.ring.own_block
+        value = poison_unless(found.way, block.value)
+        self.ring.own_block = block._replace(value=value)
         out, lse = self._in_a_way(found, attend)
         return out, poison_unless(found.way, lse)
 

@@ -13,7 +13,7 @@ from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout, of_all_ranks
-from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.mask import Coordinates, Mask, Range
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.primitives.call import Scope
 
@@ -105,6 +105,8 @@ class Inputs(NamedTuple):
         None if it does.
       table: int32 (B, numbers), what is known of documents: see ``table.Table``. Or
         None.
+      query_range: which keys each query may see, or None.
+      key_range: which queries may see each key, or None.
     """
 
     query: Any
@@ -119,11 +121,18 @@ class Inputs(NamedTuple):
     key_layout: Layout
     is_right: Any = None
     table: Any = None
+    query_range: Range | None = None
+    key_range: Range | None = None
 
     @property
     def keys(self) -> "Keys":
         """Return what may travel."""
-        return Keys(self.key, self.value, self.key_ids)
+        return Keys(self.key, self.value, self.key_ids, self.key_range)
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether there is a mask of ranges."""
+        return self.query_range is not None or self.key_range is not None
 
     def gathered(self, call: "AttentionCall") -> "Inputs":
         """Return inputs with layouts that know the order of all ranks' tokens."""
@@ -161,6 +170,7 @@ class Keys(NamedTuple):
     key: Any
     value: Any
     segment_ids: Any
+    range: Range | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +186,7 @@ class AttentionCall:
         strategy name none.
       bias_dtype: of the bias, if there is one.
       is_self: whether the keys are of the same tokens as the queries.
+      has_ranges: whether there is a mask of ranges.
       way: what is sent of documents: see ``Tokens.agreed``. If None, a table says it.
     """
 
@@ -186,6 +197,7 @@ class AttentionCall:
     scope: Scope = dataclasses.field(default_factory=Scope)
     bias_dtype: str | None = None
     is_self: bool = False
+    has_ranges: bool = False
     way: int | None = None
 
     @property
@@ -215,7 +227,8 @@ def rounded(call: AttentionCall, inputs: Inputs, out):
         return out, None
     hop = call.hop.replace(
         scores=call.scores(inputs, inputs.bias),
-        queries=Coordinates(None, inputs.query_ids),
+        queries=Coordinates(None, inputs.query_ids, inputs.query_range),
+        keys=Coordinates(None, inputs.key_ids, inputs.key_range),
     )  # fmt: skip
     found = out.astype(dtype)
     if may_round(hop):
@@ -306,14 +319,18 @@ class Strategy(abc.ABC):
         """Return the gradients, shaped as the inputs, in the dtype of sums."""
 
 
-def coordinates_of(layout: Layout, rank, width: int, ids=None) -> Coordinates:
-    """Return the tokens of ``width`` ranks from ``rank * width`` on, in rank order."""
+def coordinates_of(layout: Layout, rank, width: int, *known) -> Coordinates:
+    """Return the tokens of ``width`` ranks from ``rank * width`` on, in rank order.
+
+    Args:
+      known: of them besides, as in ``Coordinates``: segment ids, and a range.
+    """
     if width == 1 and compat.is_tracer(rank):
-        return Coordinates(layout.positions_of(rank), ids)
+        return Coordinates(layout.positions_of(rank), *known)
     # Mapped, so that the program computes them: of a known rank they are a constant.
     ranks = rank * width + jax.lax.iota(jnp.int32, width)
     held = jnp.moveaxis(jax.vmap(layout.positions_of)(ranks), 0, -2)
-    return Coordinates(held.reshape(*held.shape[:-2], -1), ids)
+    return Coordinates(held.reshape(*held.shape[:-2], -1), *known)
 
 
 def columns_of(bias, start, count: int):

@@ -108,6 +108,8 @@ class Ulysses(Strategy):
             value=value,
             query_ids=exchange.gather(inputs.query_ids),
             key_ids=exchange.gather(inputs.key_ids),
+            query_range=jax.tree.map(exchange.gather, inputs.query_range),
+            key_range=jax.tree.map(exchange.gather, inputs.key_range),
             bias=exchange.bias(inputs.bias, inputs.query.shape[1]),
             slopes=exchange.mine(inputs.slopes),
             seeds=exchange.mine(inputs.seeds),
@@ -172,7 +174,8 @@ class _Group:
         self._layouts = {}
         layouts = there.query_layout, there.key_layout
         is_rule = all(layout.is_static for layout in layouts)
-        if width < call.size or not is_rule or there.bias is not None:
+        has_mask = there.bias is not None or there.has_ranges
+        if width < call.size or not is_rule or has_mask:
             return
         whole = tuple(
             Layout("contiguous", 1, layout.size * layout.local_length)

@@ -18,7 +18,7 @@ from jaxcomm.attention.mask import Coordinates
 SMALL = Sizes(queries=16, keys=16, warps=4, stages=2)
 KERNEL = Pallas((SMALL, SMALL, SMALL), interpret=True)
 # In these, all options meet; the others are combinations of the same.
-FEW = (2, 3, 6, 8, 9, 10)
+FEW = (2, 3, 6, 8, 9, 10, 13)
 
 
 @pytest.mark.parametrize(

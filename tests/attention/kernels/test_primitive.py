@@ -16,7 +16,8 @@ from jaxcomm.attention.kernels.xla.kernel import XLA
 COUNT = 3
 CASE = Case(
     batch=2, queries=6, keys=6, heads=4, key_heads=2, head_size=8, right=0,
-    documents=2, has_slopes=True, bias=(1, 4, 6), dropout_rate=0.2, dtype="float32",
+    documents=2, ranges=("queries", "keys"), has_slopes=True, bias=(1, 4, 6),
+    dropout_rate=0.2, dtype="float32",
 )  # fmt: skip
 
 

@@ -73,16 +73,14 @@ class Work:
         self.query = self.pad_rows(hop.query)
         self.key, self.value = (_pad(x, sizes.keys) for x in (hop.key, hop.value))
         batch = 1 if hop.has_shared_tokens else self.batch
-        self.queries, self.keys = (
-            Coordinates(
-                _pad_tokens(tokens.positions, batch, size, fill),
-                _pad_tokens(tokens.segment_ids, batch, size, None),
-            )
-            for tokens, size, fill in (
-                (hop.queries, sizes.queries, None),
-                (hop.keys, sizes.keys, _BEYOND),
-            )
-        )
+
+        def pad(tokens: Coordinates, size: int, fill: int | None = None):
+            found = jax.tree.map(lambda x: _pad_tokens(x, batch, size), tokens)
+            at = _pad_tokens(tokens.positions, batch, size, fill)
+            return found._replace(positions=at)
+
+        self.queries = pad(hop.queries, sizes.queries)
+        self.keys = pad(hop.keys, sizes.keys, _BEYOND)
         self.slopes, self.seeds = hop.scores.slopes, hop.scores.seeds
         self.bias = hop.scores.bias
         if self.bias is not None:
@@ -203,7 +201,7 @@ class Work:
 
             return pl.BlockSpec((None, block or x.shape[1]), index)
 
-        return Coordinates(*(None if x is None else spec(x) for x in tokens))
+        return jax.tree.map(spec, tokens)
 
 
 def _visits(modes) -> Visits:
@@ -219,10 +217,8 @@ def _pad(x, tokens: int):
     return jnp.pad(x, padding) if any(map(any, padding)) else x
 
 
-def _pad_tokens(x, batch: int, size: int, fill: int | None):
+def _pad_tokens(x, batch: int, size: int, fill: int | None = None):
     """(T,) or (B, T) to (batch, whole tiles); ``fill`` None repeats the last token."""
-    if x is None:
-        return None
     x = jnp.broadcast_to(x, (batch, x.shape[-1]))
     padding = [(0, 0), (0, -x.shape[1] % size)]
     if fill is None:

@@ -202,8 +202,9 @@ class Tiles:
         )
 
     def if_visible(self, compute, nothing):
-        """Compute the hop, or nothing where its documents have nothing in common."""
-        if self.hop.queries.segment_ids is None:
+        """Compute the hop, or nothing where documents or ranges leave nothing."""
+        hop = self.hop
+        if (hop.queries.segment_ids, hop.queries.range, hop.keys.range) == (None,) * 3:
             return compute()
         return jax.lax.cond((self._shared[2] != SKIP).any(), compute, nothing)
 
@@ -234,11 +235,11 @@ class Tiles:
             return x if x is None else (x[None] if across else x[:, None])
 
         def of_keys(x):
-            return x if x is None else (x[:, None] if across else x)
+            return x[:, None] if across else x
 
         def of_tokens(x):
             # Rows count group, then token.
-            return of_rows(None if x is None else jnp.tile(x, self._group))
+            return of_rows(jnp.tile(x, self._group))
 
         bias = None
         if self.bias is not None:
@@ -249,8 +250,8 @@ class Tiles:
                 bias=bias, slopes=of_rows(head.slopes), seeds=of_rows(head.seeds)
             ),
             mask=self.hop.mask,
-            rows=Coordinates(*map(of_tokens, row.tokens)),
-            keys=Coordinates(*map(of_keys, column.tokens)),
+            rows=jax.tree.map(of_tokens, row.tokens),
+            keys=jax.tree.map(of_keys, column.tokens),
             is_masked=is_masked,
         )
 
@@ -311,10 +312,9 @@ class Tiles:
                     x = jnp.broadcast_to(x, (self._batch, *x.shape))
                 return cut.split(x, x.ndim - 1, fill)
 
-            ids = tokens.segment_ids
             # Padding repeats a real token: it must not change a tile's mode.
-            ids = None if ids is None else one(ids, "edge")
-            return Coordinates(one(tokens.positions, fill), ids)
+            found = jax.tree.map(lambda x: one(x, "edge"), tokens)
+            return found._replace(positions=one(tokens.positions, fill))
 
         hop = self.hop
         queries = split(hop.queries, self._queries, "edge")
