@@ -180,8 +180,10 @@ def dot_product_attention(
         arguments.check_heads(alibi_slopes, query.shape[-2], "alibi_slopes", _NAME),
         seeds,
     )
-    # A causal ring is balanced in zigzag; a window needs neighbours beside each other.
-    is_balanced = is_causal and local_window_size is None
+    # A causal ring is balanced in zigzag, and so are prefixes and trees; a window needs
+    # neighbours beside each other.
+    has_ranges = ranges.keys is not None or ranges.queries is not None
+    is_balanced = (is_causal or has_ranges) and local_window_size is None
     call = _Compiled(options, split, "zigzag" if is_balanced else "contiguous")
     if compat.is_staging():
         return _attend(arrays, known, call)

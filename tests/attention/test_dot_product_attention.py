@@ -1,6 +1,7 @@
 """The twin of jax.nn.dot_product_attention for plain jit, in natural order."""
 
 import collections
+import dataclasses
 import functools
 import re
 
@@ -12,6 +13,7 @@ import pytest
 import split
 
 import jaxcomm
+from jaxcomm.attention import Ranges
 
 AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
 NAMES = "data", "model", "context", "expert"
@@ -105,6 +107,32 @@ def test_all_that_has_rows_or_heads_is_split_with_them(options):
     (out, lse), transpose = jax.vjp(jax.jit(attend), *trained)
     expected = dense.attention(*arrays, given, grads)
     split.assert_close((out, lse, *transpose(grads)), expected)
+
+
+def test_ranges_are_split_with_the_tokens_of_queries_and_keys():
+    """Of one row for all, of each, and of a number that int32 does not hold."""
+    *arrays, grads = split.inputs((2, 7, 4, 8), (2, 9, 2, 8))
+    first = np.arange(9) // 2
+    given = dense.Options(
+        mask=Ranges(
+            keys=(np.array([[0] * 7, [1, 2, 3, 4, 5, 6, 6]]), np.array([5] * 6 + [0])),
+            queries=(first, np.where(first % 2, first + 4, np.iinfo(np.int64).max)),
+        )
+    )
+    whole = dataclasses.replace(
+        given,
+        mask=jax.tree.map(lambda x: np.broadcast_to(x, (2, x.shape[-1])), given.mask),
+    )
+
+    def attend(*arrays):
+        return jaxcomm.dot_product_attention(
+            *arrays, mask=given.mask, return_residual=True,
+            sharding=jax.NamedSharding(mesh_of((2, 2, 2)), SPLIT_BY_ALL),
+        )  # fmt: skip
+
+    (out, lse), transpose = jax.vjp(jax.jit(attend), *arrays)
+    expected = dense.attention(*arrays, whole, grads)
+    split.assert_close((out, lse, *transpose(grads)), expected[:5])
 
 
 def test_dropout_does_not_depend_on_the_mesh():
