@@ -399,10 +399,10 @@ def _range_of(pair, shape: tuple, what: str) -> Range | None:
         )
     found = []
     for name, x in zip(("first", "end"), pair, strict=True):
-        x = x if isinstance(x, jax.Array) else np.asarray(x)
+        x = x if isinstance(x, (jax.Array, np.ndarray)) else jnp.asarray(x)
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f"{what}: {name} has dtype {x.dtype}. Pass integers.")
-        if x.shape not in (shape, shape[-1:], (1, *shape[1:])):
+        if x.shape not in (shape, shape[-1:], (1, shape[-1])):
             raise ValueError(
                 f"{what}: {name} has shape {x.shape}, and {shape} is expected, or "
                 f"{shape[-1:]} for all sequences: a number for each token that is here."
@@ -411,7 +411,8 @@ def _range_of(pair, shape: tuple, what: str) -> Range | None:
         kept, info = jnp.iinfo(jnp.int32), jnp.iinfo(x.dtype)
         if info.min < kept.min or info.max > kept.max:
             x = x.clip(max(info.min, kept.min), kept.max)
-        found.append(jnp.broadcast_to(x.astype(jnp.int32), shape))
+        x = x.astype(jnp.int32).reshape(x.shape[-len(shape) :])
+        found.append(jnp.broadcast_to(x, shape))
     return Range(*found)
 
 

@@ -37,7 +37,8 @@ class Ranges:
     whole sequence, from 0 on.
 
     Prefixes and images whose tokens all see each other are ``keys``. A tree is
-    ``queries``, with ``is_causal=True``: a token is seen until its branch ends.
+    ``queries``, with ``is_causal=True``: a token is seen until its branch ends. Where a
+    range has no end, pass the length of the sequence: JAX may cut larger integers.
 
     Attributes:
       keys: a pair (first, end) of int (B, T), (1, T) or (T,): query t sees keys at

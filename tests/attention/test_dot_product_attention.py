@@ -135,6 +135,22 @@ def test_ranges_are_split_with_the_tokens_of_queries_and_keys():
     split.assert_close((out, lse, *transpose(grads)), expected[:5])
 
 
+def test_ranges_without_a_batch_are_of_each_token():
+    x, end = split.inputs((5, 2, 4))[0], np.array([1, 3, 5, 2, 4])
+    sharding = jax.NamedSharding(split.ring_over(2), jax.P("context"))
+
+    def attend(end):
+        mask = Ranges(keys=([0] * 5, end))
+        return jaxcomm.dot_product_attention(x, x, x, mask=mask, sharding=sharding)
+
+    sees = np.arange(5) < end[:, None]
+    expected = jax.nn.dot_product_attention(x, x, x, mask=sees[None])
+    for given in (end, end[None]):
+        np.testing.assert_allclose(attend(given), expected, atol=1e-5)
+    with pytest.raises(ValueError, match=r"end has shape \(1,\), and \(5,\) is"):
+        attend(end[:1])
+
+
 def test_dropout_does_not_depend_on_the_mesh():
     x = jnp.ones((4, 8, 4, 4))
     found, alone = (
