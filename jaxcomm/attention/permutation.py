@@ -189,9 +189,15 @@ def poison_both_ways(is_right, x):
 
     That of a selection would be zeros, with which a model trains on.
     """
-    if is_right is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+    if is_right is None or not np.isnan(poison(x.dtype)):
         return poison_unless(is_right, x)
-    return x * jnp.where(is_right, 1, jnp.nan).astype(x.dtype)
+
+    def times(x):
+        return x * jnp.where(is_right, 1, jnp.nan).astype(x.dtype)
+
+    if jnp.iscomplexobj(x):  # Of an infinity a complex product makes NaN.
+        return jax.lax.complex(times(x.real), times(x.imag))
+    return times(x)
 
 
 def token_numbers(leaf, axis: int):

@@ -192,11 +192,13 @@ def define(collective: Collective) -> None:
     primitive = CollectivePrimitive(f"jaxcomm_{collective.name}")
     collective.primitive = PRIMITIVES[collective.name] = primitive
 
+    is_zero, is_undefined = compat.is_zero_tangent, ad.is_undefined_primal
+
     def abstract_eval(*avals, call, **params):
         return abstract_eval_of(collective, avals, call, **params)
 
     def jvp(primals, tangents, **params):
-        if all(map(compat.is_zero_tangent, tangents)):
+        if all(map(is_zero, tangents)):
             outs = primitive.bind(*primals, **params)
             return outs, [compat.zero_tangent(out) for out in outs]
         # Integers have no tangents; zeros of their own type travel in their place.
@@ -211,8 +213,10 @@ def define(collective: Collective) -> None:
         ]
 
     def transpose(cts, *operands, **params):
-        is_linear = [ad.is_undefined_primal(x) for x in operands]
-        cts = [ad.instantiate_zeros(ct) for ct in cts]
+        is_linear = [is_undefined(x) for x in operands]
+        cts = [
+            ad.instantiate_zeros(ct) for ct in with_integers(cts, operands, **params)
+        ]
         transposed = collective.transposed(**params)
         if isinstance(transposed, Bound):
             outs = transposed(cts)
@@ -220,6 +224,17 @@ def define(collective: Collective) -> None:
             outs = transposed(cts, operands)
         return [
             out if linear else None for out, linear in zip(outs, is_linear, strict=True)
+        ]
+
+    def with_integers(cts, operands, call, **params):
+        """Give integers, which have no cotangents, zeros of their own type: see jvp."""
+        if jax.dtypes.float0 not in [ct.aval.dtype for ct in cts if is_zero(ct)]:
+            return cts
+        types = [x.aval if is_undefined(x) else jax.typeof(x) for x in operands]
+        outs = collective.out_avals(types, call.result_size, **params)
+        return [
+            ad.Zero(ct.aval.update(dtype=out.dtype)) if is_zero(ct) else ct
+            for out, ct in zip(outs, cts, strict=True)
         ]
 
     def batch(axis_data, operands, dims, **params):

@@ -219,6 +219,25 @@ def test_equal_maxima_share_the_gradient_and_a_zero_factor_has_one(stacked, mesh
 
 
 @traced
+@pytest.mark.parametrize("collective", ["psum", "all_gather", "pscan"])
+def test_integer_leaves_have_no_gradient_by_xla(mesh, x, collective):
+    """Nor without ``check_vma``, by whose types JAX leaves some out."""
+    counts = np.arange(4 * 3, dtype=np.int32).reshape(4, 3)
+
+    def gradient(more):
+        def local(x, counts):
+            tree = {"x": x} | dict.fromkeys(more, counts)
+            return getattr(jaxcomm, collective)(tree, "i", backend="xla")["x"][None]
+
+        whole = jax.shard_map(
+            local, mesh=mesh, in_specs=jax.P("i"), out_specs=jax.P("i"), check_vma=False
+        )
+        return jax.jit(jax.grad(lambda x: _loss(whole(x, counts))))(x)
+
+    np.testing.assert_array_equal(gradient(["n"]), gradient([]))
+
+
+@traced
 @pytest.mark.parametrize("lib", [jaxcomm, HALVES])
 def test_integer_leaves_travel_beside_differentiated_ones(stacked, mesh, x, lib):
     counts = np.arange(4 * 3, dtype=np.int32).reshape(4, 3)

@@ -121,18 +121,19 @@ def _shifted(x, fragments: Fragments, layout: Layout, width: int, axis_name, fil
     for start, stop in fragments.pairs:
         # A short fragment has fewer. The first of them stand in, and are not looked at.
         at = np.arange(stop - width, stop)
-        tails.append(x[:, np.maximum(at, start)])
-        positions.append(np.where(at >= start, held[:, at], -1))
+        is_there, at = at >= start, np.maximum(at, start)
+        tails.append(x[:, at])
+        positions.append(np.where(is_there, held[:, at], -1))
     # (ranks, F, width): where, among all tails, the tokens before each fragment are.
     positions = np.stack(positions, 1).reshape(-1)
     place = np.full(layout.size * layout.local_length, len(positions))
     place[positions[positions >= 0]] = np.flatnonzero(positions >= 0)
     wanted = held[:, list(bounds[:-1])][..., None] - np.arange(width, 0, -1)
-    places = np.where(wanted >= 0, place[wanted], len(positions)).astype(np.int32)
+    places = np.where(wanted >= 0, place[np.maximum(wanted, 0)], len(positions))
     every = all_gather(jnp.stack(tails, 1), axis_name)  # (ranks, B, F, width, ...)
     every = jnp.moveaxis(every, 1, 0)
     every = every.reshape(len(every), -1, *every.shape[4:])
-    mine = jnp.asarray(places)[jax.lax.axis_index(axis_name)]
+    mine = jnp.asarray(places, jnp.int32)[jax.lax.axis_index(axis_name)]
     halo = jnp.take(every, mine, axis=1, mode="fill", fill_value=fill)
     wide = [
         jnp.concatenate([halo[:, which], x[:, start:stop]], 1)
@@ -165,8 +166,9 @@ def _dealt(x, dealt: Dealt, order, most: int, width: int, axis_name):
         positions = jax.vmap(lambda order, at: order[at])(order, at).reshape(-1)
         # The place of each position among this rank's tokens and all tails.
         place = jnp.zeros(length + 1, jnp.int32)
-        place = place.at[positions].set(count + jnp.arange(len(positions)))
-        place = place.at[order[rank]].set(jnp.arange(count), mode="drop")
+        of_tails, mine = count + jnp.arange(len(positions)), jnp.arange(count)
+        place = place.at[positions].set(of_tails.astype(jnp.int32))
+        place = place.at[order[rank]].set(mine.astype(jnp.int32), mode="drop")
         wanted = order[rank] - jnp.arange(1, width + 1)[:, None]
         found = jnp.concatenate([x, every])[place[jnp.maximum(wanted, 0)]]
         return found, jnp.where(wanted < 0, _NOWHERE, natural[wanted])

@@ -21,6 +21,9 @@ SPLIT = jax.P(None, "i")
         ("contiguous", 3, 31, 2, (10, 1, 1, 9, 6)),
         # Fragments of one token and two, and a border in each document.
         ("zigzag", 8, 21, 4, (5, 11, 2, 1)),
+        # More than two ranks hold; than all.
+        ("zigzag", 4, 13, 9, (12,)),
+        ("contiguous", 2, 3, 7, None),
         ("striped", 1, 9, 1, (4, 5)),
         ("documents", 4, 40, 3, (25, 1, 9, 5)),
         ("documents", 3, 23, 5, (14, 4, 4, 1)),
