@@ -103,8 +103,9 @@ _ACCUSING: tuple[Clue, ...] = (
     _that(lambda each: each.died and each.was_killed),
     # An exception elsewhere may be about the process that is stopped.
     _seen(lambda seen: seen.state in STOPPED),
-    _that(lambda each: each.died),
+    # Then the call of others fails. One that comes to it later ends by that exception.
     _that(lambda each: bool(each.strayed)),
+    _that(lambda each: each.died),
     _seen(lambda seen: seen.was_given_up),
     # Who waits for somebody else is not the first cause.
     _that(lambda each: each.is_missing and not each.waits_in),

@@ -62,9 +62,9 @@ def blames(fault, who, folder):
     last, others, state = SAID[fault]
     said = rf"process {who} \(pid \d+, host \S+\): last completed {last}"
     found = re.match(rf"jaxcomm\.launch: (suspect: {said}; .*)", first)
-    assert found, (fault, who, done.stderr)
-    assert others in first, (fault, who, done.stderr)
-    assert state in first, (fault, who, done.stderr)
+    assert found, f"{fault} of process {who}:\n{done.stderr}"
+    assert others in first, f"{fault} of process {who}:\n{done.stderr}"
+    assert state in first, f"{fault} of process {who}:\n{done.stderr}"
     if fault in ("sleeps", "locked"):
         # The stacks say where, before any traceback.
         where = done.stderr.index("guilty.py")
