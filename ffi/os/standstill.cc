@@ -74,10 +74,12 @@ struct SystemCall {
   uint64_t arguments[4];
 };
 
-// The lines "voluntary_ctxt_switches: 5" and "nonvoluntary_ctxt_switches: 7".
+// The lines "voluntary_ctxt_switches: 5" and "nonvoluntary_ctxt_switches: 7" of a
+// thread that sleeps; else nothing.
 std::string SwitchesOf(const std::string& status) {
   const size_t at = status.find("voluntary_ctxt_switches");
-  return at == std::string::npos ? "" : status.substr(at);
+  const bool sleeps = status.find("State:\tS") != std::string::npos;
+  return at == std::string::npos || !sleeps ? "" : status.substr(at);
 }
 
 }  // namespace
@@ -111,12 +113,13 @@ bool Standstill::ForThreads(const Visit& visit) {
       at = std::strchr(at + 1, ' ');
     }
     const uint64_t start = at == nullptr ? 0 : std::strtoull(at + 1, nullptr, 10);
-    // The switches first: they count up if the thread ran before the call was read.
-    std::string switches = SwitchesOf(ReadSystemFile(path + "status"));
+    // The call first: Linux also shows that of a thread which is being woken. It then
+    // does not sleep, or has run and counts one switch more.
+    const SystemCall call(ReadSystemFile(path + "syscall"));
     const Seen seen{{std::strtoll(entry->d_name, nullptr, 10), start},
                     stat.substr(name + 1, end - name - 1),
-                    std::move(switches),
-                    SystemCall(ReadSystemFile(path + "syscall"))};
+                    SwitchesOf(ReadSystemFile(path + "status")),
+                    call};
     goes_on = visit(seen);
   }
   closedir(folder);
