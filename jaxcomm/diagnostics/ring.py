@@ -18,6 +18,8 @@ PATTERN = "nccl-*.ring"
 _MAGIC = 0x32304C434E58414A
 _HEAD = struct.Struct("<QiiiiqII")
 _OPERATION = struct.Struct("<QqqQQHHi8s8s")
+# All of an operation but when it ended and how many channels began and ended.
+_WRITTEN_ONCE = (0, 16), (24, 32), (36, 64)
 _HEAD_BYTES = 4096
 BLOCKS = 64
 _OPERATIONS = 256
@@ -126,8 +128,8 @@ def parse(content: bytes, later: bytes | None = None) -> Ring:
 
     Args:
       content: of the file.
-      later: what it held after that. Of operations that the ring has lost meanwhile,
-        one part may be old and another new. If None, nobody wrote.
+      later: what it held after that. Of operations that were written meanwhile, one
+        part may be old and another new. If None, nobody wrote.
 
     Raises:
       RecordError: it is no such file.
@@ -170,8 +172,9 @@ def _block(content, later, index):
     lost = after - _OPERATIONS
     first = start + 128
     found = (
-        _operation(content, first + place * _OPERATION.size, place, count, lost)
+        _operation(content, at, place, count, lost)
         for place in range(_OPERATIONS)
+        if _is_whole(content, later, at := first + place * _OPERATION.size)
     )
     operations = sorted(filter(None, found), key=lambda each: each.number)
     return Block(
@@ -182,6 +185,18 @@ def _block(content, later, index):
         count=count,
         tells=bool(kernels),
         operations=tuple(operations),
+    )
+
+
+def _is_whole(content, later, at):
+    """Say whether an operation was not written while it was read.
+
+    Memory that is copied may be read in any order: its number may be new, and the rest
+    old. At the second time it is not.
+    """
+    return all(
+        content[at + start : at + end] == later[at + start : at + end]
+        for start, end in _WRITTEN_ONCE
     )
 
 

@@ -265,6 +265,13 @@ def test_what_the_ring_loses_while_it_is_read_is_left_out(tmp_path):
     assert [each.number for each in block.operations] == [*range(65, 301)]
     assert {each.collective for each in block.operations} == {"allred"}
     assert {each.order for each in block.operations} == {*range(65, 301)}
+    # The numbers of now, and the rest of then: memory is copied in any order.
+    torn = bytearray(after)
+    for place in range(256):
+        at = 4096 + 128 + 64 * place + 8
+        torn[at : at + 56] = before[at : at + 56]
+    (block,) = ring.parse(bytes(torn), after).blocks
+    assert [each.number for each in block.operations] == [*range(65, 301)]
     # Another communicator has taken the block meanwhile.
     other = bytearray(after)
     other[4096] ^= 1

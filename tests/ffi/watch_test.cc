@@ -58,19 +58,32 @@ std::string Folder() {
   return path;
 }
 
-// As jaxcomm/diagnostics/ring.py reads: operations first, then the counts once more.
+// Whether an operation was not written between two reads. One read of 64 bytes may have
+// a new number, and the rest of the old operation.
+bool IsWhole(const RingOperation& one, const RingOperation& later) {
+  const auto same = [&](size_t begin, size_t end) {
+    const auto bytes = [&](const RingOperation& of) {
+      return std::string_view(reinterpret_cast<const char*>(&of) + begin, end - begin);
+    };
+    return bytes(one) == bytes(later);
+  };
+  return same(0, 16) && same(24, 32) && same(36, 64);
+}
+
+// As jaxcomm/diagnostics/ring.py reads: all of it, then once more.
 uint64_t Torn(int file) {
-  static RingBlock blocks[kCommunicators];
+  static RingBlock blocks[kCommunicators], later[kCommunicators];
   const size_t begin = offsetof(Ring, blocks);
   if (pread(file, blocks, sizeof(blocks), begin) != sizeof(blocks)) return 1;
+  if (pread(file, later, sizeof(later), begin) != sizeof(later)) return 1;
   uint64_t torn = 0;
   for (int b = 0; b < kCommunicators; ++b) {
-    uint64_t count = 0;
-    const size_t at = begin + b * sizeof(RingBlock) + offsetof(RingBlock, count);
-    if (pread(file, &count, sizeof(count), at) != sizeof(count)) return 1;
+    const uint64_t count = later[b].count.load();
     for (const RingOperation& operation : blocks[b].operations) {
       const uint64_t number = operation.number.load();
       if (number == 0 || number + kRingOperations <= count) continue;
+      const auto place = &operation - blocks[b].operations;
+      if (!IsWhole(operation, later[b].operations[place])) continue;
       const bool is_sum = std::strncmp(operation.collective, "allred", 8) == 0;
       torn += operation.count != number || is_sum != (number % 2 != 0) ||
               (operation.state.load() >> kOrderShift) != number ||
