@@ -23,6 +23,9 @@ constexpr auto kPause = std::chrono::milliseconds(5);
 
 constexpr auto kMostSleep = std::chrono::seconds(1);
 
+// Whether this is the watchdog's thread.
+thread_local bool is_watchdog = false;
+
 // How long Unwatch() waits for a poll in progress.
 constexpr auto kPatience = std::chrono::seconds(10);
 
@@ -71,6 +74,7 @@ class Watchdog {
   };
 
   void Run() {
+    is_watchdog = true;
     while (true) {
       {
         MutexLock lock(mutex_);
@@ -145,5 +149,7 @@ Status Watch(const std::shared_ptr<Watched>& watched, double period_seconds) {
 void Unwatch(const Watched& watched) { Watchdog::Get().Remove(&watched); }
 
 void WakeWatchdog() { Watchdog::Get().Wake(); }
+
+bool IsWatchdog() { return is_watchdog; }
 
 }  // namespace jaxcomm

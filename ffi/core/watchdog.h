@@ -39,6 +39,10 @@ void Unwatch(const Watched& watched);
 // Call this when there is something to look after.
 void WakeWatchdog();
 
+// Whether this is the watchdog's thread, which may hold the last reference to what it
+// polls. What ends here must wait for nothing: nobody is polled meanwhile.
+bool IsWatchdog();
+
 }  // namespace jaxcomm
 
 #endif  // JAXCOMM_FFI_CORE_WATCHDOG_H_

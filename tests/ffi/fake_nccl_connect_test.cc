@@ -119,6 +119,30 @@ TEST_ALONE(a_process_that_ends_at_the_first_use_of_any_operation_is_named,
   EndAtFirstUse({"permute", {1, 0}, kMany, kMany}, By::kCopies);
 }
 
+// The watchdog may hold the last reference, and freeing memory waits for the device.
+TEST(a_communicator_that_ends_on_the_watchdog_holds_up_no_poll) {
+  struct Last final : Watched {
+    bool Poll() override {
+      communicator = nullptr;
+      return ++polls < 2;
+    }
+    std::shared_ptr<Communicator> communicator;
+    std::atomic<int> polls{0};
+  };
+  WithPeer with;
+  const auto busy = Must(with.MakeWith(Must(with.MakeWorld())));
+  const auto last = std::make_shared<Last>();
+  last->communicator = Must(with.MakeWith(Must(with.MakeWorld())));
+  const auto site = Use{"all_reduce", {}, 4, 4}.MakeSite();
+  Part part(0, site.get());
+  CHECK_OK(part.Enqueue(*busy));  // process 1 does not come
+  CHECK_OK(Watch(last));
+  WakeWatchdog();
+  CHECK_TRUE(Until([&] { return last->polls == 2; }));
+  with.peer.Kill();
+  CHECK_EQ(part.on.Synchronize(), cuda::kSuccess);
+}
+
 TEST(a_process_that_ends_while_all_split_is_noticed_at_once) {
   WithPeer with;
   const auto world = Must(with.MakeWorld());

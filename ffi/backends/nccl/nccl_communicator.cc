@@ -6,8 +6,24 @@
 
 #include "ffi/backends/nccl/failure/patience.h"
 #include "ffi/base/keep_forever.h"
+#include "ffi/core/watchdog.h"
+#include "ffi/os/start_thread.h"
 
 namespace jaxcomm {
+namespace {
+
+// Its device's memory is freed once the device has done all that was begun, which the
+// watchdog may have to end.
+void End(NcclCommunicator* communicator) {
+  if (!IsWatchdog()) {
+    delete communicator;
+    return;
+  }
+  // If there is no thread, it stays until the process ends.
+  (void)StartDetached([communicator] { delete communicator; }, "jaxcomm-end");
+}
+
+}  // namespace
 
 NcclCommunicator::NcclCommunicator(CommunicatorSpec spec, NcclSpec how)
     : Communicator(std::move(spec)),
@@ -219,7 +235,8 @@ ErrorOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(CommunicatorSpec spe
     return InvalidArgument("NCCL ", library.VersionText(), " has no setting '", field,
                            "'; leave it out or install a newer NCCL");
   }
-  auto made = std::make_shared<NcclCommunicator>(std::move(spec), std::move(how));
+  std::shared_ptr<NcclCommunicator> made(
+      new NcclCommunicator(std::move(spec), std::move(how)), End);
   if (Status status = made->Make(); status.failure()) {
     return WithCircumstances(library, status, world->contexts()[0]);
   }
