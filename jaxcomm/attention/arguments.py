@@ -13,7 +13,7 @@ from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.kernels.scores import LEAST_BIAS
 from jaxcomm.attention.kernels.selection import kernels_for
 from jaxcomm.attention.layout import Layout
-from jaxcomm.attention.mask import Mask, Range, Ranges
+from jaxcomm.attention.mask import Mask
 from jaxcomm.attention.permutation import permute, take
 from jaxcomm.attention.strategies.strategy import Strategy
 from jaxcomm.communicator.lane import check_lane
@@ -368,52 +368,6 @@ def _in_rank_order(bias, layout: Layout):
     if positions.ndim == 2:  # of each sequence
         bias = jnp.broadcast_to(bias, (len(positions), *bias.shape[1:]))
     return take(bias, positions, 3)
-
-
-def ranges_of(mask: Ranges, queries: tuple, keys: tuple, what: str) -> Ranges:
-    """Return a mask of ranges whose numbers are int32 of these shapes.
-
-    Args:
-      mask: as a user gave it.
-      queries, keys: the shapes of what it may have a number for, (B, T) and (B, S), or
-        both without B.
-    """
-    if mask.keys is None and mask.queries is None:
-        raise ValueError(
-            f"{what}: mask={mask!r} has no ranges. Pass Ranges(keys=(first, end)), "
-            "queries=(first, end), or both."
-        )
-    return Ranges(
-        _range_of(mask.keys, queries, f"{what}: keys of mask=Ranges"),
-        _range_of(mask.queries, keys, f"{what}: queries of mask=Ranges"),
-    )
-
-
-def _range_of(pair, shape: tuple, what: str) -> Range | None:
-    if pair is None:
-        return None
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(
-            f"{what} is of type {type(pair).__name__}. Pass a pair of arrays: first "
-            "positions, and those behind the last."
-        )
-    found = []
-    for name, x in zip(("first", "end"), pair, strict=True):
-        x = x if isinstance(x, (jax.Array, np.ndarray)) else jnp.asarray(x)
-        if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise TypeError(f"{what}: {name} has dtype {x.dtype}. Pass integers.")
-        if x.shape not in (shape, shape[-1:], (1, shape[-1])):
-            raise ValueError(
-                f"{what}: {name} has shape {x.shape}, and {shape} is expected, or "
-                f"{shape[-1:]} for all sequences: a number for each token that is here."
-            )
-        # Of wider integers only a number beyond all positions does not fit.
-        kept, info = jnp.iinfo(jnp.int32), jnp.iinfo(x.dtype)
-        if info.min < kept.min or info.max > kept.max:
-            x = x.clip(max(info.min, kept.min), kept.max)
-        x = x.astype(jnp.int32).reshape(x.shape[-len(shape) :])
-        found.append(jnp.broadcast_to(x, shape))
-    return Range(*found)
 
 
 def with_dimensions(x, count: int):

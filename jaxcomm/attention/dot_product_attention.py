@@ -16,7 +16,7 @@ from jaxcomm.attention import arguments, natural, permutation
 from jaxcomm.attention.arguments import AttentionOptions, Keywords
 from jaxcomm.attention.kernels.kernel import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.mask import Ranges
+from jaxcomm.attention.mask import Ranges, ranges_of
 from jaxcomm.attention.natural import Split
 from jaxcomm.attention.on_ranks import Arrays, attend_on_ranks
 from jaxcomm.attention.permutation import token_numbers
@@ -165,7 +165,7 @@ def dot_product_attention(
     ranges = Ranges()
     if isinstance(mask, Ranges):
         shapes = query.shape[:-2], key.shape[:-2]
-        mask, ranges = None, arguments.ranges_of(mask, *shapes, _NAME)
+        mask, ranges = None, ranges_of(mask, *shapes, _NAME)
     known = (ids, ranges.keys), (key_ids, ranges.queries)
     seeds = None
     if options.dropout_rate:

@@ -13,7 +13,7 @@ from jaxcomm.attention.arguments import AttentionOptions
 from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_dtype
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import Refused
-from jaxcomm.attention.mask import Ranges, promotes_ranks
+from jaxcomm.attention.mask import Ranges, promotes_ranks, ranges_of
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import (
     all_are_right,
@@ -242,7 +242,7 @@ def _inputs(what: str, arrays: Arrays, queries, keys):
     mask, ranges = arrays.mask, Ranges()
     if isinstance(mask, Ranges):
         shapes = query.shape[:2], arrays.key.shape[:2]
-        mask, ranges = None, arguments.ranges_of(mask, *shapes, what)
+        mask, ranges = None, ranges_of(mask, *shapes, what)
     bias = arguments.bias_of(
         arrays.bias,
         mask,

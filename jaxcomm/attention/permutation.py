@@ -191,13 +191,10 @@ def poison_both_ways(is_right, x):
     """
     if is_right is None or not np.isnan(poison(x.dtype)):
         return poison_unless(is_right, x)
-
-    def times(x):
-        return x * jnp.where(is_right, 1, jnp.nan).astype(x.dtype)
-
     if jnp.iscomplexobj(x):  # Of an infinity a complex product makes NaN.
-        return jax.lax.complex(times(x.real), times(x.imag))
-    return times(x)
+        parts = (poison_both_ways(is_right, part) for part in (x.real, x.imag))
+        return jax.lax.complex(*parts)
+    return x * jnp.where(is_right, 1, jnp.nan).astype(x.dtype)
 
 
 def token_numbers(leaf, axis: int):

@@ -218,6 +218,8 @@ def test_relayout_of_tokens_out_of_place_is_no_number():
     slopes = jax.grad(lambda x: program("xla")(x, tokens)["x"].sum())(x)
     assert jnp.isnan(slopes).all()
     assert (found["ids"] == jnp.iinfo(jnp.int32).min).all()
+    few = program("xla")(jnp.ones((1, LENGTH), jnp.float4_e2m1fn), tokens)["x"]
+    assert (few.astype(jnp.float32) == -6).all()  # It has no NaN.
     with raises(match=r"relayout.*rank 0 does not"):
         jax.block_until_ready(program("host")(x, tokens))
     # What is in place is not touched: a complex product would make NaN of it.

@@ -256,26 +256,26 @@ def test_what_the_ring_loses_while_it_is_read_is_left_out(tmp_path):
     )
     before = (tmp_path / "before").read_bytes()
     after = (tmp_path / "nccl-0.ring").read_bytes()
+
+    def torn(numbers, rest):
+        found = bytearray(numbers)
+        for place in range(256):
+            at = 4096 + 128 + 64 * place + 8
+            found[at : at + 56] = rest[at : at + 56]
+        return bytes(found)
+
     # The numbers of then, and the rest of now.
-    torn = bytearray(before)
-    for place in range(256):
-        at = 4096 + 128 + 64 * place + 8
-        torn[at : at + 56] = after[at : at + 56]
-    (block,) = ring.parse(bytes(torn), after).blocks
+    (block,) = ring.parse(torn(before, after), after).blocks
     assert [each.number for each in block.operations] == [*range(65, 301)]
     assert {each.collective for each in block.operations} == {"allred"}
     assert {each.order for each in block.operations} == {*range(65, 301)}
     # The numbers of now, and the rest of then: memory is copied in any order.
-    torn = bytearray(after)
-    for place in range(256):
-        at = 4096 + 128 + 64 * place + 8
-        torn[at : at + 56] = before[at : at + 56]
-    (block,) = ring.parse(bytes(torn), after).blocks
+    (block,) = ring.parse(torn(after, before), after).blocks
     assert [each.number for each in block.operations] == [*range(65, 301)]
     # Another communicator has taken the block meanwhile.
     other = bytearray(after)
     other[4096] ^= 1
-    assert not ring.parse(bytes(torn), bytes(other)).blocks
+    assert not ring.parse(torn(before, after), bytes(other)).blocks
 
 
 def test_a_disk_without_room_ends_no_program(tmp_path):
