@@ -9,14 +9,14 @@ import numpy as np
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import PADDING
 from jaxcomm.attention.schedules import Schedule
-from jaxcomm.attention.table import ALL, FEW, FEWEST, few
+from jaxcomm.attention.table import FEW, FEWEST, MANY, few
 from jaxcomm.primitives import arguments
 
 # What it costs that ranks see keys of others, with gradients, as keys that a query
 # sees, for each token of a rank: on two ranks, and for each more. Few tokens do, by a
 # measure, or many. Measured on two and on four H100s, 32 query and 8 key heads of 128,
 # by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 308, 588, 1640.
-_PRICES = {FEWEST: (310, 0), FEW: (450, 70), ALL: (760, 440)}
+_PRICES = {FEWEST: (310, 0), FEW: (450, 70), MANY: (760, 440)}
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.
 _EVEN, _BALANCED = 1.02, 1.05
@@ -197,11 +197,16 @@ def _cost(order: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     )
     most = int(((ranks[held] > 1) & is_token).sum(1).max())
     local = order.shape[1]
-    way = next((x for x in (FEWEST, FEW) if most <= few(local, x)), ALL)
+    way = next((x for x in (FEWEST, FEW) if most <= few(local, x)), MANY)
     price, of_rank = _PRICES[way] if most else (0, 0)
     price += of_rank * (len(order) - 2)
     work = np.where(is_token, at - starts[held] + 1, 0).sum(1)
     return float(work.max()), float(price * local)
+
+
+def _shares(total: int, size: int) -> np.ndarray:
+    """Return how many of so many tokens each rank has."""
+    return total // size + (np.arange(size) < total % size)
 
 
 def _whole(
@@ -283,13 +288,17 @@ def _deal(counts: np.ndarray, size: int, cut: set[int], ranks=None) -> np.ndarra
             work[rank] += (end * (end + 1) - start * (start + 1)) / 2
             start = end
 
-    for turn, document in enumerate(sorted(cut)):
-        edges = counts[document] * np.arange(2 * size + 1) // (2 * size)
+    # Of all that is cut, ranks get as many tokens, but for one: they have room for it.
+    before = 0
+    for document in sorted(cut):
+        total = before + int(counts[document])
+        of_rank = _shares(total, size) - _shares(before, size)
+        before = total
+        chunks = np.concatenate([of_rank // 2, (of_rank - of_rank // 2)[::-1]])
+        edges = np.append(0, np.cumsum(chunks))
         for rank in range(size):
-            # Another rank is first each time: chunks differ by a token.
-            first = (rank + turn) % size
             for chunk in (rank, 2 * size - 1 - rank):
-                place(first, document, int(edges[chunk]), int(edges[chunk + 1]))
+                place(rank, document, int(edges[chunk]), int(edges[chunk + 1]))
     for document in np.argsort(-counts, kind="stable").tolist():
         if document in cut:
             continue

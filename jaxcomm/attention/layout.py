@@ -18,8 +18,8 @@ from jaxcomm.attention.permutation import (
     token_numbers,
 )
 from jaxcomm.attention.schedules import Schedule, get_schedule
-from jaxcomm.attention.table import table_of
 from jaxcomm.attention.tokens import Tokens
+from jaxcomm.attention.visibility import table_of
 from jaxcomm.collectives.all_gather import all_gather
 from jaxcomm.primitives import arguments
 

@@ -295,6 +295,7 @@ class Run:
       is_consecutive: whether positions of the queries leave none out.
       starts: where its documents begin, as FlashAttention takes them; or None, if
         nobody has looked.
+      longest: the most queries and keys of a document; or None, if they may be all.
     """
 
     queries: tuple[int, int]
@@ -302,10 +303,11 @@ class Run:
     are: Literal["same", "among", "apart", "behind"] = "among"
     is_consecutive: bool = True
     starts: Any = None
+    longest: tuple[int, int] | None = None
 
 
 jax.tree_util.register_dataclass(
-    Run, ["starts"], ["queries", "keys", "are", "is_consecutive"]
+    Run, ["starts"], ["queries", "keys", "are", "is_consecutive", "longest"]
 )
 
 

@@ -34,6 +34,7 @@ from jaxcomm.attention.strategies.strategy import (
     rounded,
 )
 from jaxcomm.attention.strategies.walk import Ring
+from jaxcomm.attention.tokens import Tokens
 from jaxcomm.primitives.call import SCOPE, Call, call_of
 from jaxcomm.primitives.pvary import vary
 
@@ -205,7 +206,7 @@ def attend_on_ranks(
         )
         call_of_options = functools.partial(
             _call, problem=problem, inputs=inputs, sinks=sinks, axis_name=axis_name,
-            named=named, is_self=keys is None, way=queries[0].way,
+            named=named, is_self=keys is None, tokens=queries[0],
         )  # fmt: skip
         call = call_of_options(options)
         is_right = all_are_right(queries, keys, axis_name, what)
@@ -288,7 +289,7 @@ def _call(
     axis_name,
     named,
     is_self: bool,
-    way: int | None,
+    tokens: Tokens,
 ) -> AttentionCall:
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
@@ -303,7 +304,7 @@ def _call(
         kernels=options.kernels,
     )
     strategy = get_strategy(options.strategy, problem, options.what)
-    asked = _asked(options.what, hop, strategy, inputs, sinks, way)
+    asked = _asked(options.what, hop, strategy, inputs, sinks, tokens.way)
     return AttentionCall(
         axis_name=axis_name,
         size=problem.size,
@@ -313,7 +314,8 @@ def _call(
         bias_dtype=None if bias is None else bias.dtype.name,
         is_self=is_self,
         has_ranges=inputs.has_ranges,
-        way=way,
+        way=tokens.way,
+        sizes=tokens.sizes,
     )
 
 

@@ -149,7 +149,7 @@ def table_of_rank(tokens: Tokens, batch: int, what: str):
     table = tokens.table
     if table is None:
         return None
-    count = width(tokens.layout.size)
+    count = width(tokens.layout.size, tokens.layout.local_length)
     if table.shape not in ((batch, count), (1, count), (count,)):
         raise ValueError(
             f"{what}: tokens.table has shape {table.shape} on this rank, and "

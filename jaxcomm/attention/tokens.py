@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.permutation import checked, places_of, take
-from jaxcomm.attention.table import NONE, way_of
+from jaxcomm.attention.table import FEWEST, NONE, SHARES, Sizes, sizes_of, way_of
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 
@@ -34,6 +34,7 @@ class Tokens:
         Tokens with other ids need another: give ``reorder`` the ids, or leave it None.
       way: what is sent of documents, part of the pytree's structure: see
         :meth:`agreed`. If None, programs for GPUs ask the table.
+      sizes: what kernels are told of documents, likewise.
     """
 
     layout: Any
@@ -41,6 +42,7 @@ class Tokens:
     segment_ids: Any = None
     table: Any = None
     way: int | None = None
+    sizes: tuple[Sizes, ...] = ()
 
     def agreed(self, mesh: jax.sharding.Mesh | None = None) -> "Tokens":
         """Return tokens of which programs know what is sent of their documents.
@@ -48,8 +50,10 @@ class Tokens:
         A program for GPUs otherwise reads the table in each layer and pass, and the
         host waits for that. Here there is nothing to choose: it has no branch. It also
         compiles in less time. There are four answers: nothing; an eighth or a fourth of
-        the keys; all. ``jax.jit`` compiles a program for each that comes. Call it in
-        the data pipeline, on what :meth:`Layout.reorder` returned.
+        the keys; all. FlashAttention-3 is told how many documents a rank has and how
+        long they are, too, rounded up to a fourth, a sixteenth and so on of the most.
+        ``jax.jit`` compiles a program for each answer that comes. Call it in the data
+        pipeline, on what :meth:`Layout.reorder` returned.
 
         Args:
           mesh: of the programs. If it spans processes, all of them must call this as
@@ -57,9 +61,9 @@ class Tokens:
             devices are of this process.
 
         Returns:
-          The same tokens, with a ``way``; without one where they have no table, or
-          documents for which there is none. If the table or the documents are changed
-          later so that more is seen, attention and its gradients are NaN.
+          The same tokens, with a ``way`` and ``sizes``; without them where they have no
+          table, or documents for which there is none. If the table or the documents are
+          changed later so that more is seen, attention and its gradients are NaN.
 
         Raises:
           CommunicatorError: another process did not call within ``JAXCOMM_TIMEOUT``.
@@ -72,7 +76,7 @@ class Tokens:
         >>> tokens.agreed().way
         0
         """
-        way = NONE
+        way, sizes = NONE, []
         if self.table is not None:
             is_here = not compat.is_tracer(self.table)
             if not (is_here and getattr(self.table, "is_fully_addressable", True)):
@@ -80,13 +84,20 @@ class Tokens:
                     "Tokens.agreed: the table is traced, or split over processes. Call "
                     "it on the tokens that Layout.reorder returned."
                 )
-            way = way_of(np.asarray(self.table), self.layout.size)
+            table, of = np.asarray(self.table), self.layout
+            way = way_of(table, of.size)
+            sizes = sizes_of(table, of.size, of.local_length)
         if mesh is not None:
             processes = processes_of(mesh)
             me = jax.process_index()
-            ways = rendezvous.exchange(processes, me, "Tokens.agreed", way)
-            way = max(ways.values())
-        return dataclasses.replace(self, way=None if way == NONE else way)
+            found = rendezvous.exchange(processes, me, "Tokens.agreed", [way, *sizes])
+            ways, *each = zip(*found.values(), strict=False)
+            way = max(ways)
+            sizes = [Sizes(*np.max(x, axis=0).tolist()) for x in each]
+        if way == NONE:
+            return dataclasses.replace(self, way=None, sizes=())
+        known = sizes[0], *([sizes[1 + way - FEWEST]] if way in SHARES else [])
+        return dataclasses.replace(self, way=way, sizes=known)
 
     @property
     def is_padding(self) -> Any:
@@ -163,11 +174,11 @@ def _parts_of_tokens(tokens: Tokens):
     children = [
         (jax.tree_util.GetAttrKey(name), getattr(tokens, name)) for name in names
     ]
-    return children, (tokens.layout, tokens.way)
+    return children, (tokens.layout, tokens.way, tokens.sizes)
 
 
 jax.tree_util.register_pytree_with_keys(
     Tokens,
     _parts_of_tokens,
-    lambda known, arrays: Tokens(known[0], *arrays, way=known[1]),
+    lambda known, arrays: Tokens(known[0], *arrays, *known[1:]),
 )

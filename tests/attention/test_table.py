@@ -11,14 +11,16 @@ from jaxcomm.attention.table import (
     ALL,
     FEW,
     FEWEST,
+    MANY,
     NONE,
     OWN,
     SHARES,
     Table,
-    copies,
     few,
-    table_of,
-)  # fmt: skip
+    listed,
+    way_of,
+)
+from jaxcomm.attention.visibility import table_of
 
 TOKENS = 160
 
@@ -35,7 +37,7 @@ def _pairs(starts, queries, keys, is_causal):
     """Return what the packed kernel computes, bool (queries, keys)."""
     seen = np.zeros((queries, keys), bool)
     begins = list(zip(*starts, strict=True))
-    assert begins[-1] == (queries, keys)
+    assert begins[-1] == (queries, keys) or (not is_causal and begins[-1][0] == queries)
     for (query, key), (end, key_end) in itertools.pairwise(begins):
         shape = end - query, key_end - key
         assert min(shape) >= 0
@@ -54,32 +56,30 @@ def _said(tables, way, size, tokens):
         found[rank, :, rank] = own
     if way not in SHARES:
         return found
-    measure, count, number = (
-        list(SHARES).index(way),
-        few(tokens, way),
-        copies(way, size),
-    )
-    at = tables.at[:, measure]
-    picked = [[_tokens_of(x, count) for x in rank] for rank in at]
+    one, count = tables.few[list(SHARES).index(way)], few(tokens, way)
+    some = listed(count, size)
+    every = np.arange(tokens)
+    picked = [
+        [every if way == MANY else _tokens_of(x[rank], count) for x in one[:2]]
+        for rank in range(size)
+    ]
     for of_rank in picked:
         assert all(len(set(x.tolist())) == count for x in of_rank)
     for rank, (queries, _) in enumerate(picked):
-        seen = (
-            _pairs(
-                tables.few[rank, measure], number * count, size * count, is_causal=False
-            )
-            .reshape(number, count, size, count)
-            .sum(0)
-        )
-        assert seen.max() <= 1
-        for other, (_, keys) in enumerate(picked):
-            of_other = seen[:, other].astype(bool)
-            assert other != rank or not of_other.any()
-            found[rank][np.ix_(queries, [other], keys)] |= of_other[:, None]
+        seen = _pairs(one.starts[rank], count, some, is_causal=False)
+        for number, key in enumerate(_tokens_of(one.listed[rank], some)):
+            other, key = divmod(key, count)
+            of_key = seen[:, number]
+            assert other not in (rank, size) or not of_key.any()
+            if other == size:  # What follows the last.
+                break
+            at = queries, other, picked[other][1][key]
+            assert not (found[rank][at] & of_key).any()
+            found[rank][at] |= of_key
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4, 8])
 def test_few_tokens_see_what_the_mask_lets_them(size):
     rng, ways = np.random.default_rng(size), set()
     for turn in range(80):
@@ -97,7 +97,9 @@ def test_few_tokens_see_what_the_mask_lets_them(size):
         if turn % 5 == 0:
             ids = np.where(ids == ids[turn % TOKENS], -1, ids)
         tables = Table.of(
-            table_of(at.reshape(-1), ids[at].reshape(-1), size).reshape(size, -1), size
+            table_of(at.reshape(-1), ids[at].reshape(-1), size).reshape(size, -1),
+            size,
+            at.shape[1],
         )
         way = int(tables.way[0])
         ways.add(way)
@@ -111,4 +113,14 @@ def test_few_tokens_see_what_the_mask_lets_them(size):
             ranks = np.arange(size)
             said, seen = (x[ranks, :, ranks] for x in (said, seen))
         np.testing.assert_array_equal(said, seen)
-    assert {OWN, FEWEST, FEW, ALL} <= ways
+    assert {OWN, FEWEST, FEW, MANY} <= ways
+
+
+def test_keys_that_three_pieces_of_a_rank_see_are_in_no_list():
+    """Their gradients are added up as those of two."""
+    pieces = {0: [(0, 40)], 1: [(40, 53), (63, 76), (86, 100)]}
+    pieces |= {2: [(53, 63), (100, 130)], 3: [(76, 86), (130, 160)]}
+    at = [np.concatenate([np.arange(*x) for x in pieces[rank]]) for rank in range(4)]
+    ids = segment_ids_of([100, 30, 30])
+    at = np.concatenate(at).astype(np.int32)
+    assert way_of(table_of(at, ids[at], 4), 4) == ALL

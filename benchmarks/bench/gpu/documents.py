@@ -20,7 +20,8 @@ from jaxcomm.attention import table
 WAYS = {
     table.FEWEST: "an eighth of the tokens",
     table.FEW: "a quarter of the tokens",
-    table.ALL: "all keys",
+    table.MANY: "all keys in one call",
+    table.ALL: "all keys around a ring",
 }
 # Whole documents of each rank.
 _WHOLE = 4
@@ -94,5 +95,6 @@ def attend(q, k, v, *, lengths, way):
     ids = np.repeat(np.arange(len(lengths)), lengths)
     tokens = tokens_of(layout, "i", ids)
     if way is not None:
-        tokens = dataclasses.replace(tokens, way=way)
+        # What kernels are told of the call is of what the documents need.
+        tokens = dataclasses.replace(tokens, way=way, sizes=tokens.sizes[:1])
     return jaxcomm.ring_attention(q, k, v, "i", tokens, is_causal=True, strategy="ring")

@@ -72,10 +72,14 @@ class Hop:
         """Return a hop with other attributes."""
         return dataclasses.replace(self, **changed)
 
-    def packed(self, starts: Sequence[tuple]) -> "Hop":
+    def packed(
+        self, starts: Sequence[tuple], longest: tuple[int, int] | None = None
+    ) -> "Hop":
         """Return a hop whose runs know where their documents begin."""
-        pairs = zip(self.runs, starts, strict=True)
-        runs = [dataclasses.replace(run, starts=each) for run, each in pairs]
+        runs = (
+            dataclasses.replace(run, starts=each, longest=longest)
+            for run, each in zip(self.runs, starts, strict=True)
+        )
         return self.replace(runs=tuple(runs))
 
     @property

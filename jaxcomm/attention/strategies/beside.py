@@ -1,12 +1,13 @@
 """Keys that come in one send while a rank computes its own: one call more.
 
-A border of a window is such keys, and so are the few keys of documents that are cut:
-each rank sends the part of its keys that others see. Its queries that see any are one
-call of the packed kernel: once; or, where a query sees keys of several ranks, once for
-each of them. What there is less of than fits has sequences of no length.
+A border of a window is such keys, and so are the keys of documents that are cut: each
+rank sends the part of its keys that others see. Its queries that see any are one call
+of the packed kernel. The keys are listed for it, as its sequences see them: some twice.
+What there is less of than fits has sequences of no length.
 """
 
 import abc
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxcomm.attention.kernels.flash.pieces import Starts
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
 from jaxcomm.attention.mask import Coordinates, Mask, Run
 from jaxcomm.attention.strategies.loop import Loop, completion
-from jaxcomm.attention.table import copies, few
+from jaxcomm.attention.table import MANY, Few, few, listed
 from jaxcomm.collectives.all_to_all import all_to_all
 from jaxcomm.collectives.split_phase import all_gather_start
 
@@ -44,16 +45,12 @@ class Beside(abc.ABC):
         """Return the hop of the queries over the keys that came."""
 
     @abc.abstractmethod
-    def home(self, loop: Loop, grads) -> Any:
-        """Send gradients of keys and values to where these came from."""
+    def home(self, loop: Loop, grads) -> list[Sequence]:
+        """Send gradients of keys and values to where these came from.
 
-    def of_queries(self, x):
-        """Return what the hop takes of an array of all queries."""
-        return self.queries.of(x)
-
-    def apart(self, x) -> list:
-        """Return the parts of a result, each of as many tokens as its ``Part``."""
-        return [x]
+        Returns:
+          For each of the two what comes here, each of the tokens that are seen.
+        """
 
     def seen(self, lse):
         """Return log-sum-exps with -inf where nothing is seen after all."""
@@ -67,9 +64,8 @@ class Beside(abc.ABC):
         out = loop.rounded(out)
         keys = loop.done(arriving, after=loop.written(out, lse))
         some, some_lse = loop.attend(self.hop(loop, keys), 1)
-        others = map(self.apart, (some, self.seen(some_lse)))
-        dtype = loop.inputs.query.dtype
-        return self.queries.merged(out, lse, *zip(*others, strict=True), dtype=dtype)
+        seen, dtype = (some, self.seen(some_lse)), loop.inputs.query.dtype
+        return self.queries.merged(out, lse, seen, dtype=dtype)
 
     def differentiate(self, loop: Loop, saved: Saved) -> Grads:
         """Return gradients in the dtype of the query."""
@@ -77,14 +73,14 @@ class Beside(abc.ABC):
         own = loop.hop(loop.then(arriving, loop.own_block), 0)
         grads = jax.tree.map(loop.rounded, loop.gradients(own, 0, saved))
         keys = loop.done(arriving, after=completion(grads.key))
-        some = jax.tree.map(self.of_queries, saved)
+        some = jax.tree.map(self.queries.of, saved)
         some = some._replace(lse=self.seen(some.lse))
         found = loop.gradients(self.hop(loop, keys), 1, some)
         back = self.home(loop, (found.key, found.value))
         how = {"sums": found.query.dtype, "dtype": loop.inputs.query.dtype}
         parts = self.queries, self.keys, self.keys
-        pairs = zip(parts, grads[:3], (found.query, *back), strict=True)
-        return Grads(*(part.plus(x, *self.apart(y), **how) for part, x, y in pairs))
+        pairs = zip(parts, grads[:3], ([found.query], *back), strict=True)
+        return Grads(*(part.plus(x, *added, **how) for part, x, added in pairs))
 
 
 class Part(NamedTuple):
@@ -96,7 +92,7 @@ class Part(NamedTuple):
         """Return these tokens of (B, T, ...)."""
         if isinstance(self.tokens, slice):
             return x[:, self.tokens]
-        return self._mapped(lambda x, tokens: x.at[tokens].get(**_ONCE), x)
+        return _in_rows(lambda x, tokens: x.at[tokens].get(**_ONCE), x, self.tokens)
 
     def over(self, x, part):
         """Return (B, T, ...) with other tokens."""
@@ -106,20 +102,23 @@ class Part(NamedTuple):
         x, part = jax.lax.optimization_barrier((x, part.astype(x.dtype)))
         if isinstance(self.tokens, slice):
             return x.at[:, self.tokens].set(part)
-        return self._mapped(
-            lambda x, part, tokens: x.at[tokens].set(part, **_ONCE), x, part
+        return _in_rows(
+            lambda x, part, tokens: x.at[tokens].set(part, **_ONCE),
+            x,
+            part,
+            self.tokens,
         )
 
-    def merged(self, out, lse, *others, dtype):
+    def merged(self, out, lse, other, dtype):
         """Return (out, lse) in which these queries saw other keys too.
 
         Args:
           out, lse: of all queries.
-          others: of these queries, over other keys.
+          other: the same of these queries, over other keys.
           dtype: of the output. It is rounded before: what was computed is written
             once, and this part over it.
         """
-        found = merge((self.of(out).astype(lse.dtype), self.of(lse)), *others)
+        found = merge((self.of(out).astype(lse.dtype), self.of(lse)), other)
         return self.over(out.astype(dtype), found[0]), self.over(lse, found[1])
 
     def plus(self, x, *added, sums, dtype):
@@ -132,30 +131,77 @@ class Part(NamedTuple):
         total = sum((each.astype(sums) for each in added), self.of(x).astype(sums))
         return self.over(x.astype(dtype), total)
 
-    def _mapped(self, of_row, *arrays):
-        if len(self.tokens) == 1:
-            return of_row(*(x[0] for x in (*arrays, self.tokens)))[None]
-        return jax.vmap(of_row)(*arrays, self.tokens)
+
+def _in_rows(of_row, *arrays):
+    """Return a function of each row of arrays."""
+    if len(arrays[-1]) == 1:
+        return of_row(*(x[0] for x in arrays))[None]
+    return jax.vmap(of_row)(*arrays)
 
 
-def few_of(way: int, parts, starts, size: int, tokens: int):
-    """Return which tokens are sent and computed, by one measure of a table.
+class Listed(NamedTuple):
+    """Some keys of each row: int32 (B, some). None is there more than twice.
 
-    Args:
-      parts: int32 (B, 2, 2, some), of queries and of keys, as in ``Table.at``.
-      starts: int32 (B, 2, sequences + 1).
-      size: the number of ranks.
-      tokens: how many a row has.
-
-    Returns:
-      int32 (B, few), this rank's tokens that see; those that are seen; and the starts
-      of the sequences of the one call.
+    What is behind all keys is none of them.
     """
-    count = few(tokens, way)
-    queries, keys = (_tokens_of(parts[:, i], count) for i in range(2))
-    shape = copies(way, size) * count, size * count
-    found = (in_rows(starts[:, i], n) for i, n in enumerate(shape))
-    return queries, keys, Starts(*found)
+
+    tokens: Any
+
+    def of(self, x):
+        """Return these keys of (B, keys, ...)."""
+        return _in_rows(lambda x, at: x.at[at].get(mode="clip"), x, self.tokens)
+
+    def summed(self, x, count: int):
+        """Return float32 (B, count, ...): of each key what there is, added up.
+
+        Two gathers take a third of the time of a sum of what is scattered.
+
+        Args:
+          x: (B, some, ...), of these keys.
+        """
+        none = self.tokens.shape[1]
+
+        def of_row(x, at):
+            number = jnp.arange(none, dtype=jnp.int32)
+            nowhere = jnp.full(count, none, jnp.int32)
+            first = nowhere.at[at].min(number, mode="drop")
+            last = (nowhere * 0 - 1).at[at].max(number, mode="drop")
+            last = jnp.where(last > first, last, none)
+            once, again = (
+                x.at[place].get(mode="fill", fill_value=0).astype(jnp.float32)
+                for place in (first, last)
+            )
+            return once + again
+
+        return _in_rows(of_row, x, self.tokens)
+
+
+class FewTokens(NamedTuple):
+    """Which tokens are sent and computed, by one measure of a table.
+
+    Attributes:
+      queries, keys: int32 (B, few), the tokens of this rank that see, and those that
+        are seen; None where they are all.
+      listed: int32 (B, some), of the keys of all ranks those that sequences see.
+      starts: of the sequences.
+    """
+
+    queries: Any
+    keys: Any
+    listed: Any
+    starts: Starts
+
+    @classmethod
+    def of(cls, way: int, found: Few, size: int, tokens: int) -> "FewTokens":
+        """Return those of a rank of ``tokens``, as ``Table.few`` has them."""
+        count = few(tokens, way)
+        some = listed(count, size)
+        queries, keys = (
+            None if way == MANY else _tokens_of(x, count)
+            for x in (found.queries, found.keys)
+        )
+        starts = (in_rows(found.starts[:, i], n) for i, n in enumerate((count, some)))
+        return cls(queries, keys, _tokens_of(found.listed, some), Starts(*starts))
 
 
 def in_rows(starts, tokens: int):
@@ -177,51 +223,45 @@ def _tokens_of(parts, count: int):
 
 
 class FewHops(Beside):
-    """The hops of other ranks' keys, of a ring in which few are seen.
+    """The hops of other ranks' keys, of a ring, in one call.
 
     Args:
-      known: what :func:`few_of` returned.
-
-    Attributes:
-      copies: how often the queries are in the one call.
+      known: which tokens.
+      longest: the most queries and keys of a sequence, or None.
     """
 
-    def __init__(self, way: int, known: tuple, size: int):
-        queries, keys, self.starts = known
-        self.copies, self.count = copies(way, size), queries.shape[1]
-        self.queries, self.keys = Part(queries), Part(keys)
+    def __init__(self, known: FewTokens, longest=None):
+        parts = (Part(slice(None) if x is None else x) for x in known[:2])
+        self.queries, self.keys = parts
+        self.listed, self.starts = Listed(known.listed), known.starts
+        self.longest = longest
 
     def start(self, loop):
         sent = [self.keys.of(x) for x in loop.own_block[:2]]
         return all_gather_start(sent, loop.call.axis_name, axis=1, tiled=True)
 
     def home(self, loop, grads):
-        # They are the kernel's, which rounds, and nothing was added.
-        grads = [x.astype(loop.inputs.query.dtype) for x in grads]
-        return all_to_all(grads, loop.call.axis_name, 1, 1, tiled=True)
-
-    def apart(self, x):
-        parts = x.reshape(x.shape[0], -1, self.count, *x.shape[2:])
-        return [parts[:, i] for i in range(parts.shape[1])]
-
-    def of_queries(self, x):
-        """Return the few queries' part of an array, as often as they are there."""
-        x = self.queries.of(x)[:, None]
-        shape = x.shape[0], self.copies, *x.shape[2:]
-        return jnp.broadcast_to(x, shape).reshape(shape[0], -1, *shape[3:])
+        size, dtype = loop.call.size, loop.inputs.query.dtype
+        count = size * self.keys.of(loop.own_block.key).shape[1]
+        grads = [self.listed.summed(x, count).astype(dtype) for x in grads]
+        found = all_to_all(grads, loop.call.axis_name, 1, 1, tiled=True)
+        return [jnp.split(x, size, axis=1) for x in found]
 
     def hop(self, loop, keys):
-        """Return the hop of the few queries, each time, and of all keys that came.
+        """Return the hop of the queries that see, and of the keys listed for them.
 
         For a kernel that does not know packed sequences a sequence is a document.
         """
-        query, starts = self.of_queries(loop.inputs.query), self.starts
+        query, starts = self.queries.of(loop.inputs.query), self.starts
+        keys = [self.listed.of(x) for x in keys]
         batch, *_ = keys[0].shape
         counts = query.shape[1], keys[0].shape[1]
         queries, of_keys = (
             _numbers_in(x, batch, count)
             for x, count in zip(starts, counts, strict=True)
         )
+        whole = (0, counts[0]), (0, counts[1])
+        run = Run(*whole, "apart", False, starts, self.longest)
         return loop.others.replace(
             query=query,
             key=keys[0],
@@ -232,7 +272,7 @@ class FewHops(Beside):
             segments=(counts[:1], counts[1:]),
             blocks=(),
             block=None,
-            runs=(Run((0, counts[0]), (0, counts[1]), "apart", False, starts),),
+            runs=(run,),
         )
 
 

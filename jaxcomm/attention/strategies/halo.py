@@ -229,7 +229,7 @@ class _Border(Beside):
         return ring_shift_start(tail, self.call.axis_name, shift=1)
 
     def home(self, loop, grads):
-        return ring_shift(grads, self.call.axis_name, shift=-1)
+        return [[x] for x in ring_shift(grads, self.call.axis_name, shift=-1)]
 
     def seen(self, lse):
         # The first rank has no rank before it.

@@ -5,8 +5,9 @@ tokens to know it: 45 us on an H100. So it asks once in each pass, for all hops,
 way back asks for what the way forward found.
 
 A rank's own keys are one call for all of its documents. Of another rank's keys a query
-sees all that are of its document and lie before its piece, or none. Where few queries
-see any, and few keys are seen, those alone are sent and computed: see ``beside``.
+sees all that are of its document and lie before its piece, or none. Those that are seen
+are gathered and computed in one call: see ``beside``. They go around a ring where they
+take too much memory, or cannot be told in one call.
 """
 
 import functools
@@ -24,10 +25,10 @@ from jaxcomm.attention.kernels.selection import is_flash, unpacked
 from jaxcomm.attention.layout import positions_here
 from jaxcomm.attention.mask import Coordinates, Run
 from jaxcomm.attention.permutation import poison, poison_unless
-from jaxcomm.attention.strategies.beside import FewHops, few_of, in_rows
+from jaxcomm.attention.strategies.beside import FewHops, FewTokens, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
-from jaxcomm.attention.table import ALL, FEW, FEWEST, NONE, OWN, SHARES, Table
+from jaxcomm.attention.table import ALL, FEWEST, MANY, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
 # How many pieces a rank may have: few are tried before many. The kernel looks at as
@@ -38,6 +39,8 @@ _FEW, _MANY = 64, 1024
 _MIDDLE = 256
 # Of all ranks. All pairs of pieces are compared.
 _MOST = 8192
+# Bytes that gathered keys and values may take. As many are listed for the one call.
+_GATHERED = 2**29
 
 
 def packed_of(ring: Loop) -> "Packed | None":
@@ -61,7 +64,6 @@ class Found(NamedTuple):
         ways if none does; one more if a rank holds wrong tokens. Of a way that the
         program knows: whether it serves, bool.
       own: where the sequences of a rank's own keys begin, of each run.
-      few: of each measure of what is few; empty where nobody knows.
       seen: what its queries see of the other ranks' keys, by distance; or None.
       every: the pieces of all ranks; or None.
       table: what both follow from, in the branch that reads it; or None.
@@ -70,7 +72,6 @@ class Found(NamedTuple):
 
     way: Any
     own: tuple[Starts, ...]
-    few: tuple = ()
     seen: Any = None
     every: Any = None
     table: Any = None
@@ -120,6 +121,8 @@ class Packed:
       ring: the hops of the call.
       count: how many ways there are.
       way: the one that is taken, if the program knows it.
+      sizes: of a rank's own sequences, and of those of the one call, as the call has.
+      in_one_call: the ways in which keys of other ranks are computed in one call.
       is_whole: whether a way is the whole pass, with all that is sent. Else it is a
         part of it: groups of ranks may go different ways, and XLA's collectives wait
         for all.
@@ -133,9 +136,15 @@ class Packed:
         has_table = self.inputs.table is not None and ring.call.mask.is_causal
         self.has_table = has_table and has_pieces
         self.way = ring.call.way if self.has_table and ring.last else None
+        self.sizes = ring.call.sizes if self.way is not None else ()
         axes = ring.call.axis_name
         axes = set(axes if isinstance(axes, tuple) else (axes,))
         self.is_whole = compat.manual_axes() <= axes or self.way is not None
+        key, value = self.inputs.key, self.inputs.value
+        gathered = ring.call.size * (key.size + value.size) * key.dtype.itemsize
+        # Between two ranks a ring is one call, too, and lists nothing.
+        is_ring = ring.call.size == 2 or gathered > _GATHERED
+        self.in_one_call = [way for way in SHARES if way != MANY or not is_ring]
         if not (self.is_whole and has_pieces):
             self.ring = ring.ready()
 
@@ -160,8 +169,10 @@ class Packed:
         Of a way that the program knows it says whether it serves.
         """
         inputs, call = self.inputs, self.ring.call
-        table = Table.of(inputs.table, call.size)
-        is_right = picked(self._pieces_of(table), call.rank()).are_of(inputs.query_ids)
+        table, holds = self._told(Table.of(inputs.table, call.size, self.tokens))
+        is_right = holds & picked(self._pieces_of(table), call.rank()).are_of(
+            inputs.query_ids
+        )
         if inputs.is_right is not None:
             is_right &= inputs.is_right
         way, are_wrong = table.way.max(), ~is_right
@@ -170,28 +181,39 @@ class Packed:
             some = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
             are_wrong = jnp.where(way == OWN, are_wrong, some & (way < NONE))
         own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
-        few = tuple(
-            few_of(measure, parts, starts, call.size, self.tokens)
-            for parts, starts, measure in zip(
-                jnp.moveaxis(table.at, 1, 0), jnp.moveaxis(table.few, 1, 0), SHARES,
-                strict=True,
-            )
-        )  # fmt: skip
         if self.way is not None:
             way = ~are_wrong & (way <= self.way)
-            return Found(way, (own,), few, table=inputs.table)
+            return Found(way, (own,), table=inputs.table)
         way = self.found(way, way < NONE, are_wrong)
-        found = Found(way, (own,), few, table=inputs.table)
+        found = Found(way, (own,), table=inputs.table)
         return found if self.is_whole else self._read(found)
+
+    def _told(self, table: Table):
+        """Return a table of as many sequences as kernels are told, and if it holds."""
+        if not self.sizes:
+            return table, jnp.array(True)
+        own, *few = self.sizes
+        holds, table = own.hold(table.own), table._replace(own=own.of(table.own))
+        if few:
+            each, at = list(table.few), self.way - FEWEST
+            holds &= few[0].hold(each[at].starts)
+            each[at] = each[at]._replace(starts=few[0].of(each[at].starts))
+            table = table._replace(few=each)
+        return table, holds
+
+    def longest(self, call: int) -> tuple[int, int] | None:
+        """Return the most queries and keys of a sequence: of own ones; of others."""
+        return self.sizes[call][1:] if call < len(self.sizes) else None
 
     def _read(self, found: Found) -> Found:
         """Return what a table says. It is computed where it is needed: in a branch."""
         if found.table is None:
             return found
-        table = Table.of(found.table, self.ring.call.size)
-        seen = Seen(*(self._places(table.seen[:, :, i]) for i in range(4)))
+        table = Table.of(found.table, self.ring.call.size, self.tokens)
+        some = self.sizes[0].count + 1 if self.sizes else None
+        seen = Seen(*(self._places(table.seen[:, :, i, :some]) for i in range(4)))
         every = self._pieces_of(table)
-        return found._replace(few=(), seen=seen, every=every, table=None)
+        return found._replace(seen=seen, every=every, table=None)
 
     def _places(self, x):
         """Return places in rows, (B, ranks, n), in all rows: (ranks, B * n)."""
@@ -231,7 +253,7 @@ class Packed:
         own = sequences.of_own(picked(pieces, call.rank()), tokens)
         seen = picked(seen, call.rank())
         way = self.found(way, serves, are_wrong)
-        return Found(way, (own,), (), seen, pieces)
+        return Found(way, (own,), seen, pieces)
 
     def forward(self, found: Found, attend: Callable[[Loop], Any]):
         """Return (out, lse) as ``attend`` does, in the dtype of the query."""
@@ -260,10 +282,10 @@ class Packed:
         if self.way is not None or not self.is_whole:
             return of_way(self.way, found)
         own, all_ = (functools.partial(of_way, way) for way in (OWN, ALL))
-        of_many = [own, all_, all_, all_][: self.count]
+        of_many = [own, *[all_] * (NONE - 1)][: self.count]
         each = list(of_many)
         if self.has_table and self.ring.last:
-            for way in SHARES:
+            for way in self.in_one_call:
                 each[way] = functools.partial(of_way, way)
 
         def rest():
@@ -316,11 +338,14 @@ class Packed:
 
     def _loop(self, way: int | None, found: Found) -> Loop:
         """Return the hops of a way; or those of which each goes the way it has to."""
-        is_alone = not self.ring.last or way in (OWN, FEWEST, FEW)
+        is_alone = not self.ring.last or way == OWN or way in self.in_one_call
         found = found if is_alone else self._read(found)
         ring = self.ring.packed(Packing(self, found, way is not None), is_alone)
-        if way in (FEWEST, FEW):
-            ring.beside = FewHops(way, found.few[way - FEWEST], ring.call.size)
+        if way in self.in_one_call:
+            size = self.ring.call.size
+            table, _ = self._told(Table.of(found.table, size, self.tokens))
+            some = FewTokens.of(way, table.few[way - FEWEST], size, self.tokens)
+            ring.beside = FewHops(some, self.longest(1))
         return ring
 
 
@@ -344,8 +369,9 @@ class Packing:
         if hop.is_packed:
             return hop
         if is_own(distance) or self.found.beside:
-            starts = self.found.own if is_own(distance) else self.found.beside
-            return hop.packed(starts)
+            if is_own(distance):
+                return hop.packed(self.found.own, self.of.longest(0))
+            return hop.packed(self.found.beside)
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]
         starts = seen.starts(*(self.of.batch * n for n in counts))
@@ -363,5 +389,5 @@ class Packing:
             return nothing()
 
         is_some = is_own(distance) or bool(self.found.beside)
-        each = [some if is_some else none, some, some, some][: self.of.count]
+        each = [some if is_some else none, *[some] * (NONE - 1)][: self.of.count]
         return self.of.take(self.found, each, lambda: function(unpacked(hop)))

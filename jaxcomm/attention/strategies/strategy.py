@@ -15,6 +15,7 @@ from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout, of_all_ranks
 from jaxcomm.attention.mask import Coordinates, Mask, Range
 from jaxcomm.attention.permutation import poison_unless
+from jaxcomm.attention.table import Sizes
 from jaxcomm.primitives.call import Scope
 
 KEPT = "jaxcomm_attention"
@@ -188,6 +189,7 @@ class AttentionCall:
       is_self: whether the keys are of the same tokens as the queries.
       has_ranges: whether there is a mask of ranges.
       way: what is sent of documents: see ``Tokens.agreed``. If None, a table says it.
+      sizes: of a rank's own sequences, and of those of the one call; empty if unknown.
     """
 
     axis_name: Any
@@ -199,6 +201,7 @@ class AttentionCall:
     is_self: bool = False
     has_ranges: bool = False
     way: int | None = None
+    sizes: tuple[Sizes, ...] = ()
 
     @property
     def mask(self) -> Mask:

@@ -63,7 +63,7 @@ def lower_ring(
     )
     segments = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
     traced = jax.jit(jax.grad(loss, (0, 1, 2)) if grads else run)
-    numbers = jax.ShapeDtypeStruct((shape[0], 4 * width(4)), jnp.int32)
+    numbers = jax.ShapeDtypeStruct((shape[0], 4 * width(4, shape[1] // 4)), jnp.int32)
     traced = traced.trace(query, key, value, segments, numbers)
     return traced.lower(lowering_platforms=platforms or ("cuda",))
 

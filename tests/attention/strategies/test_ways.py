@@ -13,7 +13,7 @@ import split
 from dense import Options
 
 import jaxcomm
-from jaxcomm.attention import document_layout, segment_ids_of, table
+from jaxcomm.attention import document_layout, segment_ids_of, table, visibility
 from jaxcomm.attention.strategies import loop, packing
 
 pytestmark = pytest.mark.usefixtures("called")
@@ -63,10 +63,18 @@ def compare(*each, window=None, programs=None, **how):
     assert len(programs) == 1
 
 
+@pytest.fixture(params=["one call", "ring"])
+def many_are(request, monkeypatch):
+    """How many keys are computed: gathered, or around a ring if they are too many."""
+    if request.param == "ring":
+        monkeypatch.setattr(packing, "_GATHERED", 0)
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("make", "sends"),
     [
-        # Few keys are gathered, and their gradients come home in one exchange. Else
+        # Keys are gathered, and their gradients come home in one exchange. In a ring
         # there are three sends forward, three back, which begin with a block that is
         # far away, and one home.
         ("contiguous", [(WHOLE, 0), (SOME, 1), (ALL, 8), (PADDED, 8)]),
@@ -79,7 +87,7 @@ def compare(*each, window=None, programs=None, **how):
         ("documents", [([12] * 4, 0), (ALL, 8), (WHOLE, 0), ([5, 1, 30, 9, 3], 8)]),
     ],
 )
-def test_what_nobody_sees_is_not_sent(make, sends):
+def test_what_nobody_sees_is_not_sent(make, sends, many_are):
     def sent():
         live = [one.stats()["calls"] for one in jaxcomm.communicators()]
         kinds = "permute", "all_to_all"
@@ -90,7 +98,7 @@ def test_what_nobody_sees_is_not_sent(make, sends):
         layout = document_layout(lengths, SIZE) if make == "documents" else None
         how = {"layout": layout, "schedule": make, "return_residual": False}
         compare(ids_of(lengths), programs=programs, **how)
-        assert sent() - before == count, lengths
+        assert sent() - before == (count if many_are == "ring" else min(count, 1))
         before = sent()
 
 
@@ -107,7 +115,8 @@ def test_many_pieces_and_too_many(monkeypatch, strategy, lengths, many):
     """The second look, and kernels that take any documents; with padding, too."""
     for name, value in ("_FEW", 1), ("_MANY", many):
         monkeypatch.setattr(packing, name, value)
-    monkeypatch.setattr(table, "MOST", 1)
+    for module in table, visibility:
+        monkeypatch.setattr(module, "most", lambda tokens: 1)
     each = map(ids_of, [*lengths, PADDED])
     compare(*each, strategy=strategy, window=window_of(strategy))
 
@@ -219,8 +228,12 @@ def test_what_the_table_does_not_say_is_nan():
             assert lengths is not WHOLE or not ranks[[0, 1, 3]].any()
 
 
-@pytest.mark.parametrize("lengths", EACH_WAY)
-def test_agreed_tokens_choose_nothing(lengths):
+@pytest.mark.parametrize(
+    ("lengths", "many_are"),
+    [*((lengths, "one call") for lengths in EACH_WAY), (ALL, "ring")],
+    indirect=["many_are"],
+)
+def test_agreed_tokens_choose_nothing(lengths, many_are):
     arrays, (grad, _) = arrays_of()
     layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
 
@@ -250,13 +263,53 @@ def test_agreed_tokens_choose_nothing(lengths):
     other_ids = tokens.segment_ids.copy()
     other_ids[0, 30] += 50
     longer = layout.reorder(given, segment_ids=ids_of([TOKENS]))[1]
+    # No more is sent of these, and kernels are told of fewer.
+    ids = np.arange(TOKENS, dtype=np.int32)[None]
+    shorter = layout.reorder(given, segment_ids=ids)[1]
     is_less = lengths is not ALL
     for wrong in (
         dataclasses.replace(tokens, segment_ids=other_ids),
-        *[dataclasses.replace(longer, way=tokens.way)] * is_less,
+        dataclasses.replace(shorter, way=tokens.way, sizes=tokens.sizes),
+        *[dataclasses.replace(longer, way=tokens.way, sizes=tokens.sizes)] * is_less,
     ):
         for x in program(wrong, *given):
             assert np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)[2].all()
+
+
+@pytest.mark.parametrize("many_are", ["one call", "ring"], indirect=True)
+def test_kernels_are_told_how_long_documents_are(many_are):
+    """What is longer a kernel leaves out. It is told of a fourth of the tokens."""
+    lengths = [300, 17, 800, 200, 531, 900, 90, 1100, 202]
+    layout = jaxcomm.Layout("contiguous", SIZE, sum(lengths))
+    rng = np.random.default_rng(0)
+    shapes = [(1, layout.length, n, 8) for n in (2, 1, 1, 2)]
+    *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
+    ids = segment_ids_of(lengths)[None]
+    given = [np.asarray(x) for x in (grad, *arrays)]
+    given, tokens = layout.reorder(given, segment_ids=ids)
+    tokens = tokens.agreed()
+    assert tokens.way == table.MANY
+    own, others = tokens.sizes
+    assert (own.count, own.queries, others.keys) == (8, 1035, 1035)
+
+    def local(tokens, *arrays):
+        return jaxcomm.ring_attention(
+            *arrays, "context", tokens, is_causal=True, implementation="flash",
+            backend="xla",
+        )  # fmt: skip
+
+    whole = split.sharded(local, SIZE, split.SPLIT)
+
+    def both(tokens, grad, *arrays):
+        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
+        return out, *back(grad)
+
+    program = jax.jit(both).lower(tokens, *given)
+    assert "max_seqlen_k = 1035" in program.as_text()
+    assert "max_seqlen_k = 4140" not in program.as_text()
+    found = program.compile()(tokens, *given)
+    options = Options(is_causal=True, query_ids=ids)
+    split.assert_results(found, arrays, grad, options, LIMIT)
 
 
 # Of XLA's kernel and documents, test_ring_transforms.py has them in `make test`.

@@ -250,7 +250,9 @@ def _options_of_run(hop: Hop, run: Run) -> dict:
     if run.are == "behind":
         # The last query is as far from the last key as the queries are many.
         window = (left or 0) - (run.queries[1] - run.queries[0]), -1
-    longest = run.queries[1] - run.queries[0], run.keys[1] - run.keys[0]
+    longest = run.longest
+    if longest is None:
+        longest = run.queries[1] - run.queries[0], run.keys[1] - run.keys[0]
     options = {"scale": hop.scores.scale, "is_causal": window[1] == 0, "window": window}
     return options | {"longest": longest}
 
