@@ -1,8 +1,9 @@
 """Run tests/gpu on a machine with NVIDIA GPUs: ``make gpu-test``.
 
-With ``ARGS=--each`` there is a process for each GPU, as large jobs have it. Other words
-are pytest's. Files that are named among them run alone. With ``--installed``, the
-package that this Python finds is tested, and none is built.
+With ``ARGS=--each`` there is a process for each GPU, as large jobs have it. With
+``--on-one=8`` there are eight, which share the first GPU. Other words are pytest's.
+Files that are named among them run alone. With ``--installed``, the package that this
+Python finds is tested, and none is built.
 
 It takes the Python that make names, if that has JAX for CUDA, pytest and the build
 tools; nothing is fetched then. Otherwise make installs them into ``.venv``. The package
@@ -11,6 +12,7 @@ part what it did not run, and why.
 """
 
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -32,6 +34,7 @@ NEEDED = (
 # on all. Then what needs the GPUs for itself.
 _KERNELS = "tests/gpu/test_fused_attention.py", "tests/gpu/test_pallas_attention.py"
 _ATTENTION = "tests/gpu/test_attention.py"
+_ON_ONE = "--on-one="
 PARTS = (
     ["-n", "8", *_KERNELS],
     ["-n", "4", _ATTENTION],
@@ -63,7 +66,8 @@ def main(words: list[str]) -> int:
         return LACKS if lacking else 0
     own = {"--each": False, "--installed": False}
     own |= {word: True for word in words if word in own}
-    words = [word for word in words if word not in own]
+    shares = [word.removeprefix(_ON_ONE) for word in words if word.startswith(_ON_ONE)]
+    words = [x for x in words if x not in own and not x.startswith(_ON_ONE)]
     if not own["--installed"]:
         _build()
     os.environ |= {
@@ -76,7 +80,10 @@ def main(words: list[str]) -> int:
     }
     os.environ.setdefault("JAXCOMM_TEST_CACHE", str(BUILT / "compiled"))
     named = [word for word in words if word.partition("::")[0].endswith(".py")]
-    if own["--each"]:
+    if shares:
+        gpus = int(shares[-1])
+        os.environ |= _sharing(gpus)
+    if own["--each"] or shares:
         words = [word for word in words if word not in named]
         statuses = _in_each(named or in_each(), words, gpus)
     else:
@@ -85,6 +92,25 @@ def main(words: list[str]) -> int:
     # A part may have no test of those that were asked for, but not all of them.
     ran = [status for status in statuses if status != NONE_RAN]
     return max(ran, default=NONE_RAN)
+
+
+def _sharing(ranks: int) -> dict[str, str]:
+    """Return environment variables for ranks that share a GPU, as the bench has them.
+
+    For speed they need a daemon of MPS.
+    """
+    found = os.environ.get("PYTHONPATH"), str(ROOT / "benchmarks")
+    text = (
+        "import json, sys; from bench.gpu import processes; "
+        "print(json.dumps(processes.for_one_gpu(int(sys.argv[1]))))"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", text, str(ranks)],
+        stdout=subprocess.PIPE,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, found))},
+    )
+    return json.loads(asked.stdout)
 
 
 def in_each() -> list[str]:
