@@ -180,5 +180,5 @@ def _parts_of_tokens(tokens: Tokens):
 jax.tree_util.register_pytree_with_keys(
     Tokens,
     _parts_of_tokens,
-    lambda known, arrays: Tokens(known[0], *arrays, *known[1:]),
+    lambda known, arrays: Tokens(known[0], *arrays, way=known[1], sizes=known[2]),
 )

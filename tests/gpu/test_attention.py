@@ -77,6 +77,7 @@ CASES = [
     ("ring", "striped", "sinks", "flash"),
     ("ring", "contiguous", "documents", "flash"),
     ("ring", "contiguous", "short documents", "flash"),
+    ("ring", "contiguous", "agreed documents", "flash"),
     ("ring", "zigzag", "lengths", None),
     ("ring", "contiguous", "window", None),
     ("ring", "zigzag", "bias", None),
@@ -101,7 +102,9 @@ CASES = [
     ("halo", "contiguous", "latent window", "cudnn"),
 ]
 # Every strategy, and what is sent beside keys and values.
-BETWEEN_PROCESSES = "causal", "documents", "window in documents", "latent causal"
+BETWEEN_PROCESSES = (
+    "causal", "documents", "agreed documents", "window in documents", "latent causal"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("strategy", "schedule", "name", "kernel"), CASES)
@@ -116,7 +119,8 @@ def test_attention_equals_float64(ring, gpus, strategy, schedule, name, kernel):
         head_size, value_size = 192, 128
     shapes = (1, tokens, heads, head_size), (1, tokens, 2, head_size)
     *arrays, grads = split.inputs(*shapes, dtype=jnp.bfloat16, value_size=value_size)
-    options = _options(tokens, heads)[name.removeprefix("latent ")]
+    kind = name.removeprefix("latent ").removeprefix("agreed ")
+    options = _options(tokens, heads)[kind]
     # Kernels treat the gradient of a residual apart: every other case has one.
     has_residual = len(strategy + schedule + name) % 2 == 0 and kernel != "cudnn"
     grads = grads[0], grads[1] * float(has_residual)
@@ -126,6 +130,6 @@ def test_attention_equals_float64(ring, gpus, strategy, schedule, name, kernel):
     found = split.attend(
         *arrays, options, grads, size=ring.size, schedule=schedule,
         strategy=strategy, return_residual=has_residual,
-        implementation=kernel,
+        implementation=kernel, agrees=name.startswith("agreed"),
     )  # fmt: skip
     dense.assert_within_limits(found, dense.attention(*arrays, options, grads))

@@ -77,6 +77,7 @@ def attend(
     layout=None,
     mesh=None,
     return_residual=True,
+    agrees=False,
     programs=None,
     **others,
 ):
@@ -90,6 +91,7 @@ def attend(
       layout: of queries and keys, in place of schedules.
       mesh: with an axis "data", which splits the batch.
       return_residual: if False, the residual found is None.
+      agrees: whether the program knows what is sent of documents.
       programs: a dict that keeps what is compiled, for calls that differ in data alone.
       others: of ring_attention, whose strategy is the ring if none is given.
     """
@@ -136,6 +138,8 @@ def attend(
     (bias, of_bias), (mask, of_mask) = table(options.bias), table(options.mask)
     (query, grads), tokens = deal(layout, (query, grads), *of_queries)
     (key, value), key_tokens = deal(key_layout, (key, value), *of_keys)
+    if agrees:
+        tokens = tokens.agreed()
     trained = query, key, value, bias, options.slopes, options.sinks
     specs = (*[by] * 3, of_bias, jax.P(), jax.P()), of_mask, by, by
     data = mask, tokens, None if is_shared else key_tokens

@@ -194,7 +194,7 @@ class Packed:
             return table, jnp.array(True)
         own, *few = self.sizes
         holds, table = own.hold(table.own), table._replace(own=own.of(table.own))
-        if few:
+        if few and self.way is not None:
             each, at = list(table.few), self.way - FEWEST
             holds &= few[0].hold(each[at].starts)
             each[at] = each[at]._replace(starts=few[0].of(each[at].starts))

@@ -312,6 +312,37 @@ def test_kernels_are_told_how_long_documents_are(many_are):
     split.assert_results(found, arrays, grad, options, LIMIT)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[thorough] * (seed > 1)) for seed in range(24)],
+)
+def test_random_documents(seed):
+    """Of short and long ones, dealt in each way, with padding and several rows."""
+    rng = np.random.default_rng(seed)
+    size, rows = int(rng.choice([2, 3, 4, 8])), int(rng.integers(1, 3))
+    total = size * int(rng.choice([7, 40, 300])) + int(rng.integers(3))
+    mean = total * rng.choice([0.03, 0.1, 0.4])
+
+    def lengths():
+        each = np.maximum(rng.lognormal(np.log(mean), 1, 60).astype(int), 1)
+        each = each[np.cumsum(each) < total].tolist()
+        return [*each, total - sum(each)]
+
+    every = [lengths() for _ in range(rows)]
+    ids = np.stack([segment_ids_of(each) for each in every]).astype(np.int32)
+    ids[:, total - int(rng.integers(0, total // 4)) :] = -1
+    schedule = str(rng.choice(["contiguous", "zigzag", "documents"]))
+    layout = document_layout(every, size) if schedule == "documents" else None
+    shapes = [(rows, total, n, 8) for n in (4, 2, 2, 4)]
+    *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
+    split.compare(
+        *arrays, Options(is_causal=True, query_ids=ids),
+        (grad, np.zeros((rows, total, 4), np.float32)), LIMIT, size=size,
+        schedule=schedule, layout=layout, implementation="flash",
+        agrees=bool(rng.integers(2)),
+    )  # fmt: skip
+
+
 # Of XLA's kernel and documents, test_ring_transforms.py has them in `make test`.
 @thorough
 @pytest.mark.parametrize("has_table", [True, False])
