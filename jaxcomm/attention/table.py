@@ -19,30 +19,8 @@ _CALLS = {FEWEST: 16, FEW: 32, MANY: 64}
 _LISTED = {FEWEST: 8, FEW: 16, MANY: 48}
 # The few tokens of a rank may be so many parts of its tokens.
 _PARTS = 32
-
-
-class Sizes(NamedTuple):
-    """What a kernel is told of packed sequences, at most.
-
-    Attributes:
-      count: how many there are in a row.
-      queries, keys: tokens of the longest.
-    """
-
-    count: int
-    queries: int
-    keys: int
-
-    def of(self, starts):
-        """Return as many of (B, 2, sequences + 1)."""
-        return starts[:, :, : self.count + 1]
-
-    def hold(self, starts) -> Any:
-        """Say whether they are those of (B, 2, sequences + 1), of all rows."""
-        lengths = starts[:, :, 1:] - starts[:, :, :-1]
-        longest = np.array(self[1:], np.int32)[None, :, None]
-        are_all = starts[:, :, self.count] == starts[:, :, -1]
-        return are_all.all() & (lengths <= longest).all()
+# Documents of a rank that are some.
+_SOME = 16
 
 
 class Few(NamedTuple):
@@ -152,38 +130,59 @@ def way_of(numbers: np.ndarray, size: int) -> int:
     return int(rows[:, :: rows.shape[1] // size].max(initial=OWN))
 
 
-def sizes_of(numbers: np.ndarray, size: int, tokens: int) -> list[Sizes]:
-    """Return those of a table's sequences: a rank's own, then by each of ``SHARES``.
+class Sizes(NamedTuple):
+    """What kernels are told of documents, at most: all that may be, or a part.
 
-    They are rounded up, so that few programs are compiled for other documents.
-
-    Args:
-      numbers: int32 (..., size * :func:`width`).
-      size: number of ranks.
-      tokens: how many a rank has in a row.
+    Attributes:
+      documents: of a rank, in a row.
+      longest: tokens of the longest of these.
+      keys: of other ranks that one piece sees, where the way is ``MANY``.
     """
-    table = Table.of(numbers.reshape(-1, width(size, tokens)), size, tokens)
-    counts = [few(tokens, way) for way in SHARES]
-    calls = [(table.own, tokens, tokens)] + [
-        (each.starts, count, listed(count, size))
-        for each, count in zip(table.few, counts, strict=True)
-    ]
-    return [_rounded(*call) for call in calls]
+
+    documents: int
+    longest: int
+    keys: int
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, size: int, tokens: int) -> "Sizes":
+        """Return those of a table. There are two answers to each, so that few
+        programs are compiled for other documents.
+
+        Args:
+          numbers: int32 (..., size * :func:`width`).
+          size: number of ranks.
+          tokens: how many a rank has in a row.
+        """
+        table = Table.of(numbers.reshape(-1, width(size, tokens)), size, tokens)
+        used = np.flatnonzero((table.own != table.own[:, :, -1:]).any((0, 1)))
+        keys = (
+            np.diff(_calls(table)[:, 1]).max() if way_of(numbers, size) == MANY else 0
+        )
+        return cls(
+            _SOME if used.max(initial=0) < _SOME else most(tokens),
+            _fourth(np.diff(table.own).max(), tokens),
+            _fourth(keys, size * tokens),
+        )
+
+    def hold(self, table: Table, way: int) -> Any:
+        """Say whether documents are as few and as short; can be traced."""
+        own = table.own
+        lengths = own[:, :, 1:] - own[:, :, :-1]
+        found = (own[:, :, self.documents] == own[:, :, -1]).all()
+        found &= (lengths <= self.longest).all()
+        if way == MANY:
+            starts = _calls(table)
+            lengths = starts[:, :, 1:] - starts[:, :, :-1]
+            found &= (lengths[:, 0] <= self.longest).all()
+            found &= (lengths[:, 1] <= self.keys).all()
+        return found
 
 
-def _rounded(starts: np.ndarray, queries: int, keys: int) -> Sizes:
-    """Return the sizes of (rows, 2, sequences + 1), a fourth of the most or so.
+def _calls(table: Table):
+    return table.few[MANY - FEWEST].starts
 
-    Args:
-      starts: of the sequences.
-      queries, keys: how many a row has.
-    """
-    used = np.flatnonzero((starts != starts[:, :, -1:]).any((0, 1)))
-    needed = used.max(initial=0) + 1, *np.diff(starts).max((0, 2)).tolist()
-    found = []
-    most, least = (starts.shape[2] - 1, queries, keys), (4, 128, 128)
-    for number, limit, lower in zip(needed, most, least, strict=True):
-        while limit > 4 * lower and -(-limit // 4) >= number:
-            limit = -(-limit // 4)
-        found.append(limit)
-    return Sizes(*found)
+
+def _fourth(number, whole: int) -> int:
+    """Return a fourth of the whole if that is enough, else the whole."""
+    part = -(-whole // 4)
+    return part if number <= part else whole

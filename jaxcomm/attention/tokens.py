@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.permutation import checked, places_of, take
-from jaxcomm.attention.table import FEWEST, NONE, SHARES, Sizes, sizes_of, way_of
+from jaxcomm.attention.table import NONE, Sizes, way_of
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 
@@ -42,7 +42,7 @@ class Tokens:
     segment_ids: Any = None
     table: Any = None
     way: int | None = None
-    sizes: tuple[Sizes, ...] = ()
+    sizes: Sizes | None = None
 
     def agreed(self, mesh: jax.sharding.Mesh | None = None) -> "Tokens":
         """Return tokens of which programs know what is sent of their documents.
@@ -50,10 +50,11 @@ class Tokens:
         A program for GPUs otherwise reads the table in each layer and pass, and the
         host waits for that. Here there is nothing to choose: it has no branch. It also
         compiles in less time. There are four answers: nothing; an eighth or a fourth of
-        the keys; all. FlashAttention-3 is told how many documents a rank has and how
-        long they are, too, rounded up to a fourth, a sixteenth and so on of the most.
-        ``jax.jit`` compiles a program for each answer that comes. Call it in the data
-        pipeline, on what :meth:`Layout.reorder` returned.
+        the keys; all. Programs also know whether a rank has more than 16 documents,
+        and whether one has more than a fourth of its tokens; where all keys are sent,
+        also whether one sees more than a fourth of them. ``jax.jit`` compiles a program
+        for each answer that comes. Call it in the data pipeline, on what
+        :meth:`Layout.reorder` returned.
 
         Args:
           mesh: of the programs. If it spans processes, all of them must call this as
@@ -76,7 +77,7 @@ class Tokens:
         >>> tokens.agreed().way
         0
         """
-        way, sizes = NONE, []
+        way, sizes = NONE, Sizes(0, 0, 0)
         if self.table is not None:
             is_here = not compat.is_tracer(self.table)
             if not (is_here and getattr(self.table, "is_fully_addressable", True)):
@@ -86,18 +87,16 @@ class Tokens:
                 )
             table, of = np.asarray(self.table), self.layout
             way = way_of(table, of.size)
-            sizes = sizes_of(table, of.size, of.local_length)
+            sizes = Sizes.of(table, of.size, of.local_length)
         if mesh is not None:
             processes = processes_of(mesh)
             me = jax.process_index()
             found = rendezvous.exchange(processes, me, "Tokens.agreed", [way, *sizes])
-            ways, *each = zip(*found.values(), strict=False)
-            way = max(ways)
-            sizes = [Sizes(*np.max(x, axis=0).tolist()) for x in each]
+            way, *most = map(max, zip(*found.values(), strict=True))
+            sizes = Sizes(*most)
         if way == NONE:
-            return dataclasses.replace(self, way=None, sizes=())
-        known = sizes[0], *([sizes[1 + way - FEWEST]] if way in SHARES else [])
-        return dataclasses.replace(self, way=way, sizes=known)
+            return dataclasses.replace(self, way=None, sizes=None)
+        return dataclasses.replace(self, way=way, sizes=sizes)
 
     @property
     def is_padding(self) -> Any:

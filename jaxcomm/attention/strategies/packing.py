@@ -121,7 +121,7 @@ class Packed:
       ring: the hops of the call.
       count: how many ways there are.
       way: the one that is taken, if the program knows it.
-      sizes: of a rank's own sequences, and of those of the one call, as the call has.
+      sizes: what kernels are told of documents, or None.
       in_one_call: the ways in which keys of other ranks are computed in one call.
       is_whole: whether a way is the whole pass, with all that is sent. Else it is a
         part of it: groups of ranks may go different ways, and XLA's collectives wait
@@ -136,7 +136,7 @@ class Packed:
         has_table = self.inputs.table is not None and ring.call.mask.is_causal
         self.has_table = has_table and has_pieces
         self.way = ring.call.way if self.has_table and ring.last else None
-        self.sizes = ring.call.sizes if self.way is not None else ()
+        self.sizes = ring.call.sizes if self.way is not None else None
         axes = ring.call.axis_name
         axes = set(axes if isinstance(axes, tuple) else (axes,))
         self.is_whole = compat.manual_axes() <= axes or self.way is not None
@@ -169,18 +169,19 @@ class Packed:
         Of a way that the program knows it says whether it serves.
         """
         inputs, call = self.inputs, self.ring.call
-        table, holds = self._told(Table.of(inputs.table, call.size, self.tokens))
-        is_right = holds & picked(self._pieces_of(table), call.rank()).are_of(
-            inputs.query_ids
-        )
+        table, some = Table.of(inputs.table, call.size, self.tokens), None
+        is_right = picked(self._pieces_of(table), call.rank()).are_of(inputs.query_ids)
+        if self.sizes is not None and self.way is not None:
+            is_right &= self.sizes.hold(table, self.way)
+            some = self.sizes.documents + 1
         if inputs.is_right is not None:
             is_right &= inputs.is_right
         way, are_wrong = table.way.max(), ~is_right
         if self.way != OWN:
             # Where nothing is sent each rank goes its own way.
-            some = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
-            are_wrong = jnp.where(way == OWN, are_wrong, some & (way < NONE))
-        own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
+            any_is = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
+            are_wrong = jnp.where(way == OWN, are_wrong, any_is & (way < NONE))
+        own = Starts(*(in_rows(table.own[:, i, :some], self.tokens) for i in range(2)))
         if self.way is not None:
             way = ~are_wrong & (way <= self.way)
             return Found(way, (own,), table=inputs.table)
@@ -188,29 +189,12 @@ class Packed:
         found = Found(way, (own,), table=inputs.table)
         return found if self.is_whole else self._read(found)
 
-    def _told(self, table: Table):
-        """Return a table of as many sequences as kernels are told, and if it holds."""
-        if not self.sizes:
-            return table, jnp.array(True)
-        own, *few = self.sizes
-        holds, table = own.hold(table.own), table._replace(own=own.of(table.own))
-        if few and self.way is not None:
-            each, at = list(table.few), self.way - FEWEST
-            holds &= few[0].hold(each[at].starts)
-            each[at] = each[at]._replace(starts=few[0].of(each[at].starts))
-            table = table._replace(few=each)
-        return table, holds
-
-    def longest(self, call: int) -> tuple[int, int] | None:
-        """Return the most queries and keys of a sequence: of own ones; of others."""
-        return self.sizes[call][1:] if call < len(self.sizes) else None
-
     def _read(self, found: Found) -> Found:
         """Return what a table says. It is computed where it is needed: in a branch."""
         if found.table is None:
             return found
         table = Table.of(found.table, self.ring.call.size, self.tokens)
-        some = self.sizes[0].count + 1 if self.sizes else None
+        some = None if self.sizes is None else self.sizes.documents + 1
         seen = Seen(*(self._places(table.seen[:, :, i, :some]) for i in range(4)))
         every = self._pieces_of(table)
         return found._replace(seen=seen, every=every, table=None)
@@ -343,9 +327,12 @@ class Packed:
         ring = self.ring.packed(Packing(self, found, way is not None), is_alone)
         if way in self.in_one_call:
             size = self.ring.call.size
-            table, _ = self._told(Table.of(found.table, size, self.tokens))
+            table = Table.of(found.table, size, self.tokens)
             some = FewTokens.of(way, table.few[way - FEWEST], size, self.tokens)
-            ring.beside = FewHops(some, self.longest(1))
+            longest = None
+            if self.sizes is not None and way == MANY:
+                longest = self.sizes.longest, self.sizes.keys
+            ring.beside = FewHops(some, longest)
         return ring
 
 
@@ -370,7 +357,9 @@ class Packing:
             return hop
         if is_own(distance) or self.found.beside:
             if is_own(distance):
-                return hop.packed(self.found.own, self.of.longest(0))
+                sizes = self.of.sizes
+                longest = None if sizes is None else (sizes.longest,) * 2
+                return hop.packed(self.found.own, longest)
             return hop.packed(self.found.beside)
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]

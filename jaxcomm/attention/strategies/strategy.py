@@ -189,7 +189,7 @@ class AttentionCall:
       is_self: whether the keys are of the same tokens as the queries.
       has_ranges: whether there is a mask of ranges.
       way: what is sent of documents: see ``Tokens.agreed``. If None, a table says it.
-      sizes: of a rank's own sequences, and of those of the one call; empty if unknown.
+      sizes: what kernels are told of documents, or None if nothing is known.
     """
 
     axis_name: Any
@@ -201,7 +201,7 @@ class AttentionCall:
     is_self: bool = False
     has_ranges: bool = False
     way: int | None = None
-    sizes: tuple[Sizes, ...] = ()
+    sizes: Sizes | None = None
 
     @property
     def mask(self) -> Mask:
