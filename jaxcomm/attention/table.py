@@ -136,7 +136,7 @@ class Sizes(NamedTuple):
     Attributes:
       documents: of a rank, in a row.
       longest: tokens of the longest of these.
-      keys: of other ranks that one piece sees, where the way is ``MANY``.
+      keys: of other ranks that one piece sees. All where the way is not ``MANY``.
     """
 
     documents: int
@@ -145,8 +145,9 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, numbers: np.ndarray, size: int, tokens: int) -> "Sizes":
-        """Return those of a table. There are two answers to each, so that few
-        programs are compiled for other documents.
+        """Return those of a table.
+
+        There are two answers to each, so that few programs are compiled.
 
         Args:
           numbers: int32 (..., size * :func:`width`).
@@ -155,13 +156,10 @@ class Sizes(NamedTuple):
         """
         table = Table.of(numbers.reshape(-1, width(size, tokens)), size, tokens)
         used = np.flatnonzero((table.own != table.own[:, :, -1:]).any((0, 1)))
-        keys = (
-            np.diff(_calls(table)[:, 1]).max() if way_of(numbers, size) == MANY else 0
-        )
         return cls(
             _SOME if used.max(initial=0) < _SOME else most(tokens),
             _fourth(np.diff(table.own).max(), tokens),
-            _fourth(keys, size * tokens),
+            _fourth(np.diff(_calls(table)[:, 1]).max(), size * tokens),
         )
 
     def hold(self, table: Table, way: int) -> Any:

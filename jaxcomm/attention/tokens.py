@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomm import compat
 from jaxcomm.attention.permutation import checked, places_of, take
-from jaxcomm.attention.table import NONE, Sizes, way_of
+from jaxcomm.attention.table import MANY, NONE, Sizes, way_of
 from jaxcomm.communicator import rendezvous
 from jaxcomm.communicator.backends.backend import processes_of
 
@@ -96,6 +96,8 @@ class Tokens:
             sizes = Sizes(*most)
         if way == NONE:
             return dataclasses.replace(self, way=None, sizes=None)
+        if way != MANY:
+            sizes = sizes._replace(keys=self.layout.size * self.layout.local_length)
         return dataclasses.replace(self, way=way, sizes=sizes)
 
     @property
