@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 # Of a ring: no rank sees another's keys; few tokens do, or are seen, by one of two
@@ -54,7 +55,8 @@ class Table(NamedTuple):
 
     Attributes:
       way: OWN, FEWEST, FEW, MANY, ALL or NONE. The same on all ranks. NONE where
-        documents do not ascend, or a rank has more than :func:`most` of them.
+        documents do not ascend, a rank has more than :func:`most` of them, or pieces of
+        one on a rank see different keys of another.
       own: (2, most + 1): where sequences of the own tokens begin, and where the last
         ends: the first query and the first key of each.
       few: a :class:`Few` for each of ``SHARES``.
@@ -86,11 +88,11 @@ class Table(NamedTuple):
 def most(tokens: int) -> int:
     """Return of how many documents a rank's tokens may be, in a row.
 
-    One that is cut has at most as many pieces. A kernel looks at as many sequences as
-    it is told, and takes 128 rows more for each: backward 64 cost 1.07 times as much as
-    the exact number did (24 documents in 32,768 tokens, one H100).
+    One that is cut has at most as many pieces. A kernel takes 128 rows more for each
+    sequence that it is told of: backward 64 cost 1.07 times as much as the exact number
+    did (24 documents in 32,768 tokens, one H100).
     """
-    return min(512, max(32, min(64, tokens // 128), tokens // 256))
+    return min(512, max(64, tokens // 256))
 
 
 def _shapes(size: int, tokens: int) -> list[tuple[int, ...]]:
@@ -162,6 +164,17 @@ class Sizes(NamedTuple):
             _fourth(np.diff(_calls(table)[:, 1]).max(), size * tokens),
         )
 
+    def told(self, table: Table, holds, tokens: int) -> Table:
+        """Return a table of as many documents as kernels are told; of any if it is not.
+
+        A kernel does not write what it is not told of, and all is to be NaN then.
+        """
+        starts = table.own[:, :, : self.documents + 1]
+        number = np.arange(self.documents + 1, dtype=np.int32)
+        equal = np.minimum(number * (tokens // self.documents + 1), tokens)
+        equal = np.broadcast_to(equal, starts.shape)
+        return table._replace(own=jnp.where(holds, starts, equal))
+
     def hold(self, table: Table, way: int) -> Any:
         """Say whether documents are as few and as short; can be traced."""
         own = table.own
@@ -169,10 +182,8 @@ class Sizes(NamedTuple):
         found = (own[:, :, self.documents] == own[:, :, -1]).all()
         found &= (lengths <= self.longest).all()
         if way == MANY:
-            starts = _calls(table)
-            lengths = starts[:, :, 1:] - starts[:, :, :-1]
-            found &= (lengths[:, 0] <= self.longest).all()
-            found &= (lengths[:, 1] <= self.keys).all()
+            keys = _calls(table)[:, 1]
+            found &= (keys[:, 1:] - keys[:, :-1] <= self.keys).all()
         return found
 
 

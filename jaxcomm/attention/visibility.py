@@ -23,7 +23,7 @@ from jaxcomm.attention.table import (
     most,
 )
 
-# With more ranks a row of the table is longer than its tokens.
+# A table has some thousand numbers of a rank for each other one.
 _MOST_RANKS = 16
 
 
@@ -77,7 +77,7 @@ def _of_row(positions, ids) -> np.ndarray:
         pieces = {r: [x for x in held[r] if x.document == document] for r in ranks}
         for rank, other in itertools.permutations(ranks, 2):
             found, is_all = _seen(pieces[rank], pieces[other])
-            serves &= is_all
+            serves &= is_all  # A program may send all keys around a ring.
             if found is not None:
                 seen[rank][other].append(found)
         for rank in ranks:
@@ -85,8 +85,9 @@ def _of_row(positions, ids) -> np.ndarray:
             views[rank] += [_view(piece, others) for piece in pieces[rank]]
     views = [[view for view in of_rank if view.keys] for of_rank in views]
     needed = _needed(views, tokens)
+    is_listed = serves and all(_at_most_twice(x, needed.shape) for x in views)
     by_measure = {
-        way: _few_of(views, needed, way) if serves else None for way in SHARES
+        way: _few_of(views, needed, way) if is_listed else None for way in SHARES
     }
     way = ALL if serves else NONE
     for measure in reversed(SHARES):
@@ -174,7 +175,7 @@ def _few_of(views: list[list[_View]], needed: np.ndarray, way: int):
     calls = [
         _call_of(*each, key_numbers, count) for each in zip(views, numbers, strict=True)
     ]
-    if None in calls or not all(_at_most_twice(x, needed.shape) for x in views):
+    if None in calls:
         return None
     lists, starts = zip(*calls, strict=True)
     of_all = queries, keys, lists, starts

@@ -149,7 +149,9 @@ class Listed(NamedTuple):
 
     def of(self, x):
         """Return these keys of (B, keys, ...)."""
-        return _in_rows(lambda x, at: x.at[at].get(mode="clip"), x, self.tokens)
+        return _in_rows(
+            lambda x, at: x.at[at].get(mode="fill", fill_value=0), x, self.tokens
+        )
 
     def summed(self, x, count: int):
         """Return float32 (B, count, ...): of each key what there is, added up.
@@ -180,12 +182,14 @@ class FewTokens(NamedTuple):
     """Which tokens are sent and computed, by one measure of a table.
 
     Attributes:
+      count: how many are few.
       queries, keys: int32 (B, few), the tokens of this rank that see, and those that
         are seen; None where they are all.
       listed: int32 (B, some), of the keys of all ranks those that sequences see.
       starts: of the sequences.
     """
 
+    count: int
     queries: Any
     keys: Any
     listed: Any
@@ -201,7 +205,8 @@ class FewTokens(NamedTuple):
             for x in (found.queries, found.keys)
         )
         starts = (in_rows(found.starts[:, i], n) for i, n in enumerate((count, some)))
-        return cls(queries, keys, _tokens_of(found.listed, some), Starts(*starts))
+        of_all = _tokens_of(found.listed, some)
+        return cls(count, queries, keys, of_all, Starts(*starts))
 
 
 def in_rows(starts, tokens: int):
@@ -231,8 +236,10 @@ class FewHops(Beside):
     """
 
     def __init__(self, known: FewTokens, longest=None):
-        parts = (Part(slice(None) if x is None else x) for x in known[:2])
+        queries, keys = known.queries, known.keys
+        parts = (Part(slice(None) if x is None else x) for x in (queries, keys))
         self.queries, self.keys = parts
+        self.count = known.count
         self.listed, self.starts = Listed(known.listed), known.starts
         self.longest = longest
 
@@ -242,8 +249,7 @@ class FewHops(Beside):
 
     def home(self, loop, grads):
         size, dtype = loop.call.size, loop.inputs.query.dtype
-        count = size * self.keys.of(loop.own_block.key).shape[1]
-        grads = [self.listed.summed(x, count).astype(dtype) for x in grads]
+        grads = [self.listed.summed(x, size * self.count).astype(dtype) for x in grads]
         found = all_to_all(grads, loop.call.axis_name, 1, 1, tiled=True)
         return [jnp.split(x, size, axis=1) for x in found]
 

@@ -31,9 +31,8 @@ from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
 from jaxcomm.attention.table import ALL, FEWEST, MANY, NONE, OWN, SHARES, Table
 from jaxcomm.collectives.all_reduce import psum
 
-# How many pieces a rank may have: few are tried before many. The kernel looks at as
-# many sequences as it is told: backward 64 cost 1.07 and 1,024 cost 1.3 times as much
-# as the exact number did (24 documents in 32,768 tokens, one H100).
+# How many pieces a rank may have: few are tried before many. Backward 1,024 cost 1.3
+# times as much as the exact number did (24 documents in 32,768 tokens, one H100).
 _FEW, _MANY = 64, 1024
 # Where what is sent cannot be part of a way there is one number.
 _MIDDLE = 256
@@ -169,11 +168,12 @@ class Packed:
         Of a way that the program knows it says whether it serves.
         """
         inputs, call = self.inputs, self.ring.call
-        table, some = Table.of(inputs.table, call.size, self.tokens), None
+        table = Table.of(inputs.table, call.size, self.tokens)
         is_right = picked(self._pieces_of(table), call.rank()).are_of(inputs.query_ids)
-        if self.sizes is not None and self.way is not None:
-            is_right &= self.sizes.hold(table, self.way)
-            some = self.sizes.documents + 1
+        if self.sizes is not None:
+            holds = self.sizes.hold(table, self.way)
+            table = self.sizes.told(table, holds, self.tokens)
+            is_right &= holds
         if inputs.is_right is not None:
             is_right &= inputs.is_right
         way, are_wrong = table.way.max(), ~is_right
@@ -181,7 +181,7 @@ class Packed:
             # Where nothing is sent each rank goes its own way.
             any_is = psum(are_wrong.astype(jnp.int32), call.axis_name) > 0
             are_wrong = jnp.where(way == OWN, are_wrong, any_is & (way < NONE))
-        own = Starts(*(in_rows(table.own[:, i, :some], self.tokens) for i in range(2)))
+        own = Starts(*(in_rows(table.own[:, i], self.tokens) for i in range(2)))
         if self.way is not None:
             way = ~are_wrong & (way <= self.way)
             return Found(way, (own,), table=inputs.table)
@@ -331,7 +331,7 @@ class Packed:
             some = FewTokens.of(way, table.few[way - FEWEST], size, self.tokens)
             longest = None
             if self.sizes is not None and way == MANY:
-                longest = self.sizes.longest, self.sizes.keys
+                longest = self.tokens, self.sizes.keys
             ring.beside = FewHops(some, longest)
         return ring
 

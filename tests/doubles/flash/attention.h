@@ -1,7 +1,8 @@
 // Attention one pair of rows at a time, as unkind as the kernels were read to be:
 // * It refuses what they refuse, and what would have them read or write elsewhere.
 // * What they leave undefined is NaN: scratch, rows of no sequence, and sequences that
-//   are longer than the longest is said to be.
+//   are longer than the longest is said to be. Rows are 7 if JAXCOMM_FAKE_FLASH_NUMBERS
+//   is set.
 // * A weight of 0 times NaN is NaN, and the last tile of a sequence reaches into the
 //   next one.
 // * A row that sees no key has out 0. Its lse is -inf, but +inf where there are no keys
