@@ -175,7 +175,7 @@ class Sizes(NamedTuple):
         equal = np.broadcast_to(equal, starts.shape)
         return table._replace(own=jnp.where(holds, starts, equal))
 
-    def hold(self, table: Table, way: int) -> Any:
+    def hold(self, table: Table, way: int | None) -> Any:
         """Say whether documents are as few and as short; can be traced."""
         own = table.own
         lengths = own[:, :, 1:] - own[:, :, :-1]

@@ -95,6 +95,6 @@ def attend(q, k, v, *, lengths, way):
     ids = np.repeat(np.arange(len(lengths)), lengths)
     tokens = tokens_of(layout, "i", ids)
     if way is not None:
-        sizes = tokens.sizes._replace(keys=layout.length)
+        sizes = tokens.sizes and tokens.sizes._replace(keys=layout.length)
         tokens = dataclasses.replace(tokens, way=way, sizes=sizes)
     return jaxcomm.ring_attention(q, k, v, "i", tokens, is_causal=True, strategy="ring")

@@ -358,7 +358,7 @@ class Packing:
         if is_own(distance) or self.found.beside:
             if is_own(distance):
                 sizes = self.of.sizes
-                longest = None if sizes is None else (sizes.longest,) * 2
+                longest = sizes and (sizes.longest, sizes.longest)
                 return hop.packed(self.found.own, longest)
             return hop.packed(self.found.beside)
         seen = picked(self.found.seen, distance - 1)
