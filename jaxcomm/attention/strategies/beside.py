@@ -156,7 +156,8 @@ class Listed(NamedTuple):
     def summed(self, x, count: int):
         """Return float32 (B, count, ...): of each key what there is, added up.
 
-        Two gathers take a third of the time of a sum of what is scattered.
+        By two gathers: to add up what is scattered took 250 of 2,040 us of a rank of
+        eight (24 documents in 32,768 tokens, one H200).
 
         Args:
           x: (B, some, ...), of these keys.
@@ -212,7 +213,7 @@ class FewTokens(NamedTuple):
 def in_rows(starts, tokens: int):
     """Return starts of rows, one behind the other: int32 (B, n) to (B * n,).
 
-    Between two rows lies a sequence of no length.
+    Between two rows lies a sequence without queries.
     """
     row = jnp.arange(len(starts), dtype=jnp.int32) * tokens
     return (starts + row[:, None]).reshape(-1)
