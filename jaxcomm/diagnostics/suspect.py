@@ -98,6 +98,21 @@ def _seen(is_so: Callable[[Seen], bool]) -> Clue:
     return _that(lambda each: each.seen is not None and is_so(each.seen))
 
 
+def _died(accounts: Sequence[Account]) -> list[Account]:
+    """Of all, those that died. Records may be older than the end of their processes.
+
+    So who was in a collective then, and ended after somebody in whom one had failed,
+    ended for the same reason.
+    """
+    orders = [each.seen.order for each in accounts if each.has_failed and each.seen]
+    first = min(filter(None, orders), default=None)
+
+    def is_later(each):
+        return first is not None and each.seen and each.seen.order > first
+
+    return [x for x in accounts if x.died and not (x.waits_in and is_later(x))]
+
+
 # Any of these is a reason to suspect somebody.
 _ACCUSING: tuple[Clue, ...] = (
     _that(lambda each: each.died and each.was_killed),
@@ -105,7 +120,7 @@ _ACCUSING: tuple[Clue, ...] = (
     _seen(lambda seen: seen.state in STOPPED),
     # Then the call of others fails. One that comes to it later ends by that exception.
     _that(lambda each: bool(each.strayed)),
-    _that(lambda each: each.died),
+    _died,
     _seen(lambda seen: seen.was_given_up),
     # Who waits for somebody else is not the first cause.
     _that(lambda each: each.is_missing and not each.waits_in),

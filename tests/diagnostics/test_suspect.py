@@ -159,6 +159,24 @@ def test_of_two_that_died_the_first_counts():
     assert [each.process for each in judge(accounts)] == [1]
 
 
+def test_who_waited_when_its_record_was_written_and_ended_later_is_no_suspect():
+    """Process 2 waits in vain for 3, which has left, and ends first; then 0 does."""
+
+    def ended(process, order, **known):
+        found = waits(process, **known)
+        status = seen(process, status=1, order=order)
+        return dataclasses.replace(found, seen=status)
+
+    left = dataclasses.replace(
+        waits(3, is_missing=True, has_left=True), waits_in="", seen=seen(3, status=0)
+    )
+    victims = ended(0, 2), waits(1, has_failed=True), ended(2, 1, has_failed=True)
+    assert judge([*victims, left]) == (left,)
+    # One that ended first may be why the other's collective failed.
+    (cause,) = judge([ended(0, 1), ended(2, 2, has_failed=True)])
+    assert cause.process == 0
+
+
 def test_two_that_wait_for_each_other_are_both_named():
     accounts = [waits(0, is_missing=True), waits(1, is_missing=True)]
     assert line(accounts).startswith("suspect: process 0 (pid 100, host b): last ")
