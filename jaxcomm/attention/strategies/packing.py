@@ -355,11 +355,11 @@ class Packing:
         """Return a hop that knows where documents begin."""
         if hop.is_packed:
             return hop
-        if is_own(distance) or self.found.beside:
-            if is_own(distance):
-                sizes = self.of.sizes
-                longest = sizes and (sizes.longest, sizes.longest)
-                return hop.packed(self.found.own, longest)
+        if is_own(distance):
+            sizes = self.of.sizes
+            longest = sizes and (sizes.longest, sizes.longest)
+            return hop.packed(self.found.own, longest)
+        if self.found.beside:
             return hop.packed(self.found.beside)
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]

@@ -52,6 +52,24 @@ def arrays_of(batch=1):
     return arrays, (grad, np.zeros((batch, TOKENS, 4), np.float32))
 
 
+def with_gradients(size):
+    """Return attention with its gradients: of tokens, the output's one, and arrays."""
+
+    def local(tokens, *arrays):
+        return jaxcomm.ring_attention(
+            *arrays, "context", tokens, is_causal=True, implementation="flash",
+            backend="xla",
+        )  # fmt: skip
+
+    whole = split.sharded(local, size, split.SPLIT)
+
+    def both(tokens, grad, *arrays):
+        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
+        return out, *back(grad)
+
+    return jax.jit(both)
+
+
 def compare(*each, window=None, programs=None, **how):
     """Compare documents, of which all are computed by one program."""
     arrays, grads = arrays_of(len(each[0]))
@@ -237,23 +255,11 @@ def test_agreed_tokens_choose_nothing(lengths, many_are):
     arrays, (grad, _) = arrays_of()
     layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
 
-    def local(tokens, *arrays):
-        return jaxcomm.ring_attention(
-            *arrays, "context", tokens, is_causal=True, implementation="flash",
-            backend="xla",
-        )  # fmt: skip
-
-    whole = split.sharded(local, SIZE, split.SPLIT)
-
-    def both(tokens, grad, *arrays):
-        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
-        return out, *back(grad)
-
     given = [np.asarray(x) for x in (grad, *arrays)]
     given, tokens = layout.reorder(given, segment_ids=ids_of(lengths))
     tokens = tokens.agreed()
     assert tokens.way == EACH_WAY.index(lengths)
-    program = jax.jit(both).lower(tokens, *given)
+    program = with_gradients(SIZE).lower(tokens, *given)
     assert "stablehlo.case" not in program.as_text()
     program = program.compile()
     found = program(tokens, *given)
@@ -287,21 +293,11 @@ def test_kernels_are_told_how_long_documents_are(many_are):
     assert tokens.way == table.MANY
     assert tokens.sizes == (16, 1035, 1035)
 
-    def local(tokens, *arrays):
-        return jaxcomm.ring_attention(
-            *arrays, "context", tokens, is_causal=True, implementation="flash",
-            backend="xla",
-        )  # fmt: skip
-
-    whole = split.sharded(local, SIZE, split.SPLIT)
-
-    def both(tokens, grad, *arrays):
-        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
-        return out, *back(grad)
-
-    program = jax.jit(both).lower(tokens, *given)
-    assert "max_seqlen_k = 1035" in program.as_text()
-    assert "max_seqlen_k = 4140" not in program.as_text()
+    program = with_gradients(SIZE).lower(tokens, *given)
+    text = program.as_text()
+    assert ("collective_permute" in text) == (many_are == "ring")
+    assert "max_seqlen_k = 1035" in text
+    assert "max_seqlen_k = 4140" not in text
     found = program.compile()(tokens, *given)
     options = Options(is_causal=True, query_ids=ids)
     split.assert_results(found, arrays, grad, options, LIMIT)
@@ -349,23 +345,13 @@ def test_more_or_longer_documents_than_agreed_are_nan(lengths, monkeypatch):
     """Also where a kernel leaves rows as they were."""
     monkeypatch.setenv("JAXCOMM_FAKE_FLASH_NUMBERS", "1")
     layout = jaxcomm.Layout("contiguous", 2, 80)
-    arrays = [np.ones((1, 80, n, 8), "bfloat16") for n in (2, 1, 1)]
+    arrays = [np.ones((1, 80, n, 8), "bfloat16") for n in (2, 2, 1, 1)]
 
-    def local(tokens, *arrays):
-        return jaxcomm.ring_attention(
-            *arrays, "context", tokens, is_causal=True, implementation="flash",
-            backend="xla",
-        )  # fmt: skip
-
-    whole = split.sharded(local, 2, split.SPLIT)
-
-    @jax.jit
-    def both(tokens, *arrays):
-        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
-        return out, *back(out)
+    both = with_gradients(2)
 
     def run(tokens, *arrays):
-        return np.concatenate([np.float32(x).ravel() for x in both(tokens, *arrays)])
+        found = both(tokens, *arrays)
+        return np.concatenate([np.float32(x).ravel() for x in found])
 
     given, tokens = layout.reorder(arrays, segment_ids=segment_ids_of([10] * 8)[None])
     tokens = tokens.agreed()
