@@ -72,6 +72,26 @@ TEST(between_processes_copies_take_what_moves_along_pairs) {
   expect(kNccl, call);
 }
 
+TEST(between_processes_copies_take_starts_to_all) {
+  CallFacts call = Moves(kLeastBytesOfMore, 8);
+  call.size = 4;
+  call.is_start = call.fits_slots = true;
+  Expect(EngineKind::kMapped, call, kAny, kProcesses);
+  Expect(EngineKind::kNccl, call, {false, true}, kProcesses);
+  const auto expect_nccl = [call](auto&& change) {
+    CallFacts other = call;
+    change(other);
+    Expect(EngineKind::kNccl, other, kAny, kProcesses);
+  };
+  expect_nccl([](CallFacts& call) { --call.bytes_sent; });
+  expect_nccl([](CallFacts& call) { call.copies = 9; });
+  expect_nccl([](CallFacts& call) { call.is_start = false; });
+  expect_nccl([](CallFacts& call) { call.is_symmetric = true; });
+  expect_nccl([](CallFacts& call) { call.moves_along_pairs = true; });
+  // What is staged in turns would hold up what comes behind the start.
+  expect_nccl([](CallFacts& call) { call.fits_slots = false; });
+}
+
 TEST(rows_are_copied_where_nccl_would_pack_them) {
   CallFacts call = Moves(kLeastBytesOfMore, 4);
   call.is_packed_for_nccl = true;
@@ -98,6 +118,10 @@ TEST(many_ranks_of_a_process_copy_what_is_long) {
   Expect(kCopy, call);
   call.moves_along_pairs = false;
   call.is_start = true;  // beside other work
+  Expect(kCopy, call);
+  call.bytes_sent = kLeastCopiedBytes - 1;
+  Expect(kNccl, call);
+  call.moves_along_pairs = true;
   Expect(kCopy, call);
 }
 

@@ -41,6 +41,42 @@ TEST(a_start_waits_for_operands_and_targets_and_a_done_for_copies) {
   CHECK_TRUE(Until([&] { return IsIdle(*communicator); }));
 }
 
+// A copy within a GPU waits for the work beside a start, and others would wait with it.
+TEST(a_start_copies_to_others_before_it_copies_within_its_device) {
+  static std::vector<std::pair<cuda::Pointer, cuda::Pointer>> copies;
+  NcclLibrary library = Library();
+  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                                    cuda::Stream stream) {
+    copies.emplace_back(to, from);
+    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
+  };
+  auto communicator = MakeCopying(kHangSeconds, 2, library);
+  const auto gather = FloatSite("all_gather", {1}, kMany / 4, kMany / 2);
+  Two two(gather.get());
+  copies.clear();
+  two.Start(*communicator);
+  two.Done(*communicator);
+  two.Synchronize();
+  CHECK_EQ(copies.size(), size_t{4});
+  const auto begin = [](const auto& floats) {
+    return reinterpret_cast<cuda::Pointer>(floats.data());
+  };
+  for (const Part* part : {&two.first, &two.second}) {
+    const cuda::Pointer of_result = begin(part->result);
+    const bool is_other = copies[0].second != begin(part->operand);
+    const size_t first = is_other ? 2 : 0;
+    for (const size_t i : {first, first + 1}) {
+      CHECK_EQ(copies[i].second, begin(part->operand));
+      const bool is_within =
+          copies[i].first >= of_result &&
+          copies[i].first < of_result + part->result.size() * sizeof(float);
+      CHECK_EQ(is_within, i == first + 1);
+    }
+    CHECK_TRUE(Holds(*part, 0, two.first, 0, kMany / 4));
+    CHECK_TRUE(Holds(*part, kMany / 4, two.second, 0, kMany / 4));
+  }
+}
+
 TEST(a_whole_collective_is_given_to_the_stream_of_its_call_alone) {
   auto communicator = MakeCopying();
   const auto site = Swap();

@@ -1,75 +1,11 @@
 // Copies between processes, by memory that they have mapped: in which order slots are
-// staged in and read, what is released after a failure, and when memory is freed.
-#include <unistd.h>
-
-#include <cmath>
-#include <filesystem>
-#include <fstream>
+// staged in and read, and what waits for it.
 #include <map>
 
-#include "ffi/backends/nccl/engines/device_arena.h"
-#include "tests/ffi/nccl_ranks.h"
+#include "tests/ffi/mapped_processes.h"
 
 namespace jaxcomm::testing {
 namespace {
-
-constexpr int64_t kRow = 128 << 10;  // floats
-constexpr int kSlots = 4;
-
-// Staged in a rank's own memory, since NCCL would send packed rows. A rank sends
-// `rows` to each.
-std::unique_ptr<CallSite> Exchange(int size, int64_t rows) {
-  const Leaf leaf = FloatLeaf(size * rows * kRow);
-  return MakeSite("all_to_all", {1, rows, 1}, {leaf}, {leaf, leaf});
-}
-
-// Staged in the memory of the one that a rank sends to.
-std::unique_ptr<CallSite> Hop(std::vector<int64_t> sources) {
-  return FloatSite("permute", std::move(sources), 8 * kRow);
-}
-
-// Whether a rank has all that another sent it by an exchange.
-bool HasRows(const Part& part, int size, const Part& source) {
-  const auto rows = static_cast<int64_t>(part.result.size()) / kRow / size;
-  for (int64_t row = 0; row < rows; ++row) {
-    if (!Holds(part, (row * size + source.device) * kRow, source,
-               (part.device * rows + row) * kRow, kRow)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// One of the processes, with some ranks.
-struct Process {
-  Process(const nccl::UniqueId& id, const std::vector<int>& ranks, int size,
-          const NcclLibrary& library, double timeout = kHangSeconds) {
-    std::vector<NcclDevice> devices;
-    for (int rank : ranks) devices.push_back({100 + rank, rank, rank});
-    Options options;
-    options.size = size;
-    options.copies = true;
-    options.library = library;
-    options.timeout = timeout;
-    // As long as the process lives: what stops the devices refers to it.
-    auto kept = std::make_unique<NcclLibrary>(library);
-    const NcclLibrary& own = *kept;
-    KeepForever(std::move(kept));
-    world =
-        Must(NcclWorld::Create(own, size, devices, {id.internal, sizeof(id.internal)},
-                               {}, {kHangSeconds}, {}));
-    communicator = Make(options, world);
-    CHECK_EQ(NcclStatsOf(*communicator).copies, "yes");
-  }
-
-  // On one stream, as all calls of a program.
-  void Enqueue(const Part& part, const Part& of) {
-    CHECK_OK(communicator->Enqueue(part.CallOf(), of.on.stream));
-  }
-
-  std::shared_ptr<NcclWorld> world;
-  std::shared_ptr<Communicator> communicator;
-};
 
 // Waits of streams for words, as they begin and end.
 struct Waits {
@@ -235,189 +171,51 @@ TEST_ALONE(what_was_started_comes_before_later_calls, EXIT_SUCCESS) {
   CHECK_EQ(other.Wait(), EXIT_SUCCESS);
 }
 
-bool HasThread(const std::string& name) {
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string found;
-    std::getline(std::ifstream(task.path() / "comm"), found);
-    if (found == name) return true;
-  }
-  return false;
-}
+Gate staged;
+std::atomic<bool> holds_staging{false};
 
-std::atomic<bool> is_launching{false}, holds_launch{false}, is_aborted{false};
-std::atomic<int> releases{0};
-Event goes_on;
-
-// The failure comes while a thread gives the stream what waits for the other.
-TEST_ALONE(what_is_launched_beside_a_failure_is_released, EXIT_SUCCESS) {
+// What a rank stages is copied by a kernel, which the next one would leave no room. So
+// the program's stream goes on once that is done, and waits for nobody else.
+TEST_ALONE(behind_a_start_a_program_goes_on_once_its_operand_is_staged, EXIT_SUCCESS) {
   const nccl::UniqueId id = NewId();
-  Pipe ends;
-  const auto hop = Hop({1, 0});
+  Pipe comes;
+  const int64_t count = 24 * kRow;  // two slots
+  const auto gather = FloatSite("all_gather", {1}, count, 2 * count);
   Child other([&] {
-    new Process(id, {1}, 2, Library());  // ends with this process
-    ends.Wait();
-  });
-  NcclLibrary library = Library();
-  library.cuda.StreamBatchMemOp = [](cuda::Stream stream, unsigned count,
-                                     cuda::MemoryOperation* words, unsigned flags) {
-    if (words[0].value == uint64_t{1} << 62) ++releases;
-    if (holds_launch.exchange(false)) {
-      is_launching = true;
-      goes_on.Wait();
-    }
-    return Cuda().StreamBatchMemOp(stream, count, words, flags);
-  };
-  library.nccl.CommAbort = [](nccl::Comm comm) {
-    is_aborted = true;
-    return Nccl().CommAbort(comm);
-  };
-  Process own(id, {0}, 2, library, kExpires);
-  Part part(0, hop.get());
-  holds_launch = true;
-  std::thread launches([&] { (void)part.Enqueue(*own.communicator); });
-  CHECK_TRUE(Until([] { return is_launching.load(); }));
-  CHECK_TRUE(Until([&] { return own.world->health()->is_broken(); }));
-  ends.Tell();
-  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
-  own.world->health()->Settle();
-  CHECK_TRUE(Until(
-      [] { return releases > 1 || (is_aborted && !HasThread("jaxcomm-release")); }));
-  goes_on.Set();
-  launches.join();
-  CHECK_TRUE(
-      Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
-  CHECK_TRUE(std::isnan(part.result[0]));
-}
-
-// Staging is ahead of what the others pull, and waits for them in another stream than
-// the program's.
-TEST_ALONE(more_than_the_slots_hold_is_released, EXIT_SUCCESS) {
-  const nccl::UniqueId id = NewId();
-  Pipe ends;
-  const auto exchange = Exchange(2, 68);  // five slots
-  Child other([&] {
-    new Process(id, {1}, 2, Library());  // ends with this process
-    ends.Wait();
-  });
-  Process own(id, {0}, 2, Library(), kExpires);
-  Part part(0, exchange.get());
-  CHECK_OK(part.Enqueue(*own.communicator));
-  CHECK_TRUE(Until([&] { return own.world->health()->is_broken(); }));
-  ends.Tell();
-  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
-  own.world->health()->Settle();
-  CHECK_TRUE(
-      Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
-  CHECK_TRUE(std::isnan(part.result[0]));
-}
-
-Gate first_copy;
-std::atomic<int> copies{0};
-
-// XLA gives operands back behind the program's stream, also after a failure.
-TEST_ALONE(a_launch_that_fails_waits_for_what_reads_its_operands, EXIT_SUCCESS) {
-  const nccl::UniqueId id = NewId();
-  Pipe ends;
-  const auto exchange = Exchange(2, 20);  // two slots
-  Child other([&] {
-    new Process(id, {1}, 2, Library());  // ends with this process
-    ends.Wait();
-  });
-  NcclLibrary library = Library();
-  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
-                                    cuda::Stream stream) {
-    const int before = copies++;
-    if (before == 0) first_copy.Hold(stream);
-    if (before == 1) return cuda::kInvalidValue;
-    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
-  };
-  Process own(id, {0}, 2, library);
-  Part part(0, exchange.get());
-  CHECK_TRUE(part.Enqueue(*own.communicator).failure());
-  const Milestone given_back(part.on.stream);
-  LetOthersRun();
-  CHECK_TRUE(!given_back.passed());
-  first_copy.Open();
-  part.on.Synchronize();
-  CHECK_TRUE(given_back.passed());
-  ends.Tell();
-  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
-}
-
-std::atomic<cuda::Stream> of_words{nullptr};  // the last one that waits for a word
-
-// By then the stream waits for a word of the other, which never comes.
-TEST_ALONE(a_launch_that_fails_leaves_no_stream_waiting, EXIT_SUCCESS) {
-  const nccl::UniqueId id = NewId();
-  Pipe ends;
-  const auto exchange = Exchange(2, 20);  // two slots
-  Child other([&] {
-    new Process(id, {1}, 2, Library());  // ends with this process
-    ends.Wait();
-  });
-  NcclLibrary library = Library();
-  library.cuda.StreamBatchMemOp = [](cuda::Stream stream, unsigned count,
-                                     cuda::MemoryOperation* words, unsigned flags) {
-    if (words[count - 1].kind == cuda::MemoryOperation::kWait) of_words = stream;
-    return Cuda().StreamBatchMemOp(stream, count, words, flags);
-  };
-  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
-                                    cuda::Stream stream) {
-    if (stream == of_words) return cuda::kInvalidValue;
-    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
-  };
-  library.cuda.Memcpy2DAsync = [](const cuda::Rows* rows, cuda::Stream stream) {
-    return stream == of_words ? cuda::kInvalidValue
-                              : Cuda().Memcpy2DAsync(rows, stream);
-  };
-  Process own(id, {0}, 2, library);
-  Part part(0, exchange.get());
-  of_words = nullptr;
-  CHECK_FAILS(part.Enqueue(*own.communicator), "cuMemcpy");
-  CHECK_TRUE(of_words != nullptr);
-  ends.Tell();
-  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
-  own.world->health()->Settle();
-  CHECK_TRUE(
-      Until([&] { return Cuda().StreamQuery(part.on.stream) == cuda::kSuccess; }));
-  for (const auto& entry : own.communicator->recorder().Snapshot()) {
-    CHECK_TRUE(entry.state == FlightRecorder::State::kFailed);
-  }
-}
-
-Pipe *closes = nullptr, *may_close = nullptr;
-
-// CUDA does not define what happens if memory is freed that another process has mapped,
-// so one that is late with closing it finds it as it was.
-TEST_ALONE(memory_is_freed_once_no_other_process_has_it_mapped, EXIT_SUCCESS) {
-  closes = new Pipe;
-  may_close = new Pipe;
-  const nccl::UniqueId id = NewId();
-  const auto hop = Hop({1, 0});
-  Child late([&] {
-    NcclLibrary library = Library();
-    library.cuda.IpcCloseMemHandle = [](cuda::Pointer memory) {
-      closes->Tell();
-      may_close->Wait();
-      return Cuda().IpcCloseMemHandle(memory);
-    };
-    auto* const own = new Process(id, {1}, 2, library);
-    Part part(1, hop.get());
-    own->Enqueue(part, part);
+    auto* const own = new Process(id, {1}, 2, Library());  // ends with this process
+    Part part(1, gather.get());
+    comes.Wait();
+    CHECK_OK(part.Start(*own->communicator));
+    CHECK_OK(part.Done(*own->communicator));
     part.on.Synchronize();
-    own->communicator = nullptr;
-    CHECK_EQ(std::string(TheFake().misuse()), "");
+    const Part first(0, gather.get());
+    CHECK_TRUE(Holds(part, 0, first, 0, count));
+    CHECK_TRUE(Holds(part, count, part, 0, count));
   });
-  Process own(id, {0}, 2, Library());
-  Part part(0, hop.get());
-  own.Enqueue(part, part);
+  NcclLibrary library = Library();
+  library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
+                                    cuda::Stream stream) {
+    if (holds_staging.exchange(false)) staged.Hold(stream);
+    return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
+  };
+  Process own(id, {0}, 2, library);
+  Part part(0, gather.get());
+  holds_staging = true;
+  CHECK_OK(part.Start(*own.communicator));
+  CHECK_EQ(NcclStatsOf(*own.communicator).copied_calls, 1);
+  const Milestone goes_on(part.on.stream);
+  LetOthersRun();
+  CHECK_TRUE(!goes_on.passed());
+  staged.Open();
   part.on.Synchronize();
-  closes->Wait();
-  own.communicator = nullptr;
-  CHECK_TRUE(DeviceArena::TotalBytes() > 0);
-  may_close->Tell();
-  CHECK_EQ(late.Wait(), EXIT_SUCCESS);
-  CHECK_EQ(DeviceArena::TotalBytes(), 0);
+  CHECK_TRUE(goes_on.passed());
+  comes.Tell();
+  CHECK_OK(part.Done(*own.communicator));
+  part.on.Synchronize();
+  const Part second(1, gather.get());
+  CHECK_TRUE(Holds(part, 0, part, 0, count));
+  CHECK_TRUE(Holds(part, count, second, 0, count));
+  CHECK_EQ(other.Wait(), EXIT_SUCCESS);
 }
 
 }  // namespace

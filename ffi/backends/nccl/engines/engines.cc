@@ -78,8 +78,9 @@ ErrorOr<Engines::Chosen> Engines::Find(const Call& call, LocalRank& rank,
                                        bool is_start) {
   const bool can_copy = CanCopy(rank.facts.place);
   const bool can_map = CanMap(rank.facts.place);
-  const auto recipe = recipes_.Find(*call.site, rank.facts,
-                                    {can_copy, can_map ? MappedCopies::kSlotBytes : 0});
+  const auto recipe = recipes_.Find(
+      *call.site, rank.facts,
+      {can_copy, can_map ? MappedCopies::kSlotBytes : 0, MappedCopies::kSlots});
   if (recipe.has_error()) {
     rank.queue.Refuse(call);
     return recipe.error();

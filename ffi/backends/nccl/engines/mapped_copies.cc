@@ -116,6 +116,15 @@ Status MappedCopies::Enqueue(const Call& call, const Recipe& recipe, LocalRank& 
   return OkStatus();
 }
 
+Status MappedCopies::Start(const Call& call, const Recipe& recipe, LocalRank& rank,
+                           cuda::Stream stream) {
+  RETURN_IF_ERROR(Engine::Start(call, recipe, rank, stream));
+  const MappedPlan& plan = *recipe.mapped;
+  if (plan.is_pushed || plan.chunks.empty()) return OkStatus();
+  return parts_.library.Try(parts_.library.cuda.StreamWaitEvent, stream,
+                            members_[rank.facts.place].staged, 0u);
+}
+
 Status MappedCopies::Launch(const MappedPlan& plan, const Call& call, LocalRank& rank,
                             cuda::Stream stream) {
   Member& member = members_[rank.facts.place];
@@ -181,6 +190,10 @@ Status MappedCopies::LaunchChunks(const MappedPlan& plan, const Call& call,
     Allow(plan, i, first + i, rank, of_staging);
   }
   RETURN_IF_ERROR(stage(0));
+  if (!plan.is_pushed) {
+    RETURN_IF_ERROR(parts_.library.Try(parts_.library.cuda.EventRecord, member.staged,
+                                       streams.staging));
+  }
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     RETURN_IF_ERROR(stage(i + 1));
     if (is_apart) RETURN_IF_ERROR(Flush(of_staging, streams.staging));

@@ -55,6 +55,10 @@ class MappedCopies final : public Engine {
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
+  // As of every engine. What a rank stages in its own memory is copied by a kernel. So
+  // that it finds room, `stream` goes on behind it.
+  Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
+               cuda::Stream stream) override;
   // Lets the streams of the ranks here go on, from now on.
   void Abort(LocalRank& rank) override;
 

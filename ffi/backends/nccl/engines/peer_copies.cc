@@ -175,12 +175,14 @@ Status PeerCopies::Send(Round& round, int rank) {
   }
   const bool is_beside = !part.local.empty() && device.stream != participant.stream;
   if (is_beside && status.success()) status = WaitFor(device.stream, participant.ready);
-  for (const Step& step : part.local) {
-    if (status.success()) {
+  const auto copy_local = [&] {
+    for (const Step& step : part.local) {
+      if (status.failure()) return;
       status = RunLocalStep(library_, step, participant.operands.data(),
                             participant.results.data(), device.stream);
     }
-  }
+  };
+  if (is_beside) copy_local();
   for (const Step& copy : part.copies) {
     if (status.failure()) break;
     const char* from =
@@ -190,6 +192,8 @@ Status PeerCopies::Send(Round& round, int rank) {
     status = CopyRows(library_, copy, reinterpret_cast<cuda::Pointer>(to),
                       reinterpret_cast<cuda::Pointer>(from), participant.stream);
   }
+  // Last: a copy within a GPU is a kernel, which waits for the work beside a start.
+  if (!is_beside) copy_local();
   // Also after a failure: some copies may be on their way.
   if (is_beside) {
     Status stays =

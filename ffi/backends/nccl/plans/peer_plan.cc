@@ -56,7 +56,11 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
     made.copies = std::max(made.copies,
                            static_cast<int64_t>(own.grouped.size() + own.local.size()));
   }
-  if (!IsWorthCopying(made.bytes_sent, made.copies, /*gains_more=*/true)) return made;
+  const int64_t least_of_copy =
+      made.moves_along_pairs ? kLeastBytesOfCopy : kLeastBytesOfCopyToAll;
+  if (made.bytes_sent < std::max(kLeastBytesOfMore, made.copies * least_of_copy)) {
+    return made;
+  }
   made.parts.resize(steps.size());
   for (int rank = 0; rank < size; ++rank) {
     made.parts[rank].local = std::move(steps[rank].local);

@@ -35,7 +35,7 @@ bool CopiesServe(Plan::Kind kind);
 void AddOnce(std::vector<int>& ranks, int rank);
 
 // Makes the plan, the same on every rank. It has no parts if a step is no move, or if
-// copying is not worth it: see IsWorthCopying().
+// no call of its kind is worth copying: see Choose().
 PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan);
 
 }  // namespace jaxcomm

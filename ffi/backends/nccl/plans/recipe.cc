@@ -7,7 +7,8 @@
 namespace jaxcomm {
 namespace {
 
-CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) {
+CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe,
+                  size_t slots) {
   CallFacts facts;
   facts.size = plan.size;
   facts.copies_serve = CopiesServe(plan.kind);
@@ -20,6 +21,7 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe) 
     facts.bytes_sent = recipe.copies->bytes_sent;
     facts.copies = recipe.copies->copies;
   }
+  facts.fits_slots = recipe.mapped != nullptr && recipe.mapped->chunks.size() <= slots;
   facts.works = recipe.kernels.arrays();
   facts.is_staged = recipe.kernels.is_staged();
   facts.bytes_exchanged = recipe.kernels.exchanged_bytes(plan.size);
@@ -58,7 +60,7 @@ ErrorOr<Recipe> Recipes::Make(const CallSite& site, const RankFacts& rank,
           MakeMappedPlan(*made.copies, rank.rank, copies.slot_bytes));
     }
   }
-  made.facts = FactsOf(site, plan, made);
+  made.facts = FactsOf(site, plan, made, copies.slots);
   return made;
 }
 

@@ -35,7 +35,8 @@ struct Recipe {
 // Who may do what only moves bytes, instead of NCCL.
 struct CopyKinds {
   bool of_process = false;  // see PeerCopies
-  size_t slot_bytes = 0;    // of MappedCopies; 0: not they
+  // Of MappedCopies, and how many there are; 0: not they.
+  size_t slot_bytes = 0, slots = 0;
 };
 
 // The recipes of the ranks of one communicator in this process. Thread-safe.
