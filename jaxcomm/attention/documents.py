@@ -14,10 +14,9 @@ from jaxcomm.primitives import arguments
 
 # What it costs that ranks see keys of others, with gradients, as keys that a query
 # sees, for each token of a rank: on two ranks, and for each more. Few tokens do, by a
-# measure, or many. Measured on two and on four H100s, 32 query and 8 key heads of 128,
-# by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 308, 588, 1640. The
-# last went around a ring. In one call, as on more than two ranks, it was not measured.
-_PRICES = {FEWEST: (310, 0), FEW: (450, 70), MANY: (760, 440)}
+# measure, or many. Measured on two H100s and four H200s, 32 query and 8 key heads of 128,
+# by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 321, 459, 1233.
+_PRICES = {FEWEST: (320, 0), FEW: (450, 0), MANY: (760, 240)}
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.
 _EVEN, _BALANCED = 1.02, 1.05

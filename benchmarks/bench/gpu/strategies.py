@@ -25,6 +25,8 @@ _MANY = 1 << 15
 # Of the longest, a call of one strategy takes seconds.
 _ROUNDS, _ROUNDS_OF_LONG = 5, 2
 _DOCUMENTS = 24
+# Of the calls in a round, over all layers.
+_TOKENS = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +165,8 @@ def of_case(timer, tokens, case) -> Iterator[Figure]:
     compiled = compile_all(programs)
     for what in ("forward", "with gradients"):
         calls = {name: compiled.get((what, name)) for name in mine}
-        calls_in_a_round = max(1, min(8, 2**15 // tokens))
+        # As steps follow one another: starting a program of 2 ms adds a quarter.
+        calls_in_a_round = max(1, min(8, _TOKENS // (tokens * case.layers)))
         seconds = {
             name: of / case.layers
             for name, of in timer.by_turns(
