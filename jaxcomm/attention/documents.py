@@ -14,8 +14,8 @@ from jaxcomm.primitives import arguments
 
 # What it costs that ranks see keys of others, with gradients, as keys that a query
 # sees, for each token of a rank: on two ranks, and for each more. Few tokens do, by a
-# measure, or many. Measured on two H100s and four H200s, 32 query and 8 key heads of 128,
-# by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 321, 459, 1233.
+# measure, or many. Measured on two H100s and on four H200s, 32 query and 8 key heads
+# of 128, by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 321, 459, 1233.
 _PRICES = {FEWEST: (320, 0), FEW: (450, 0), MANY: (760, 240)}
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.

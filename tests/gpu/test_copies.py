@@ -114,3 +114,46 @@ def test_halves_in_a_loop_beside_computation_and_their_gradient(ring, many):
         atol=1e-6,
     )
     assert counted() >= of_engines(ring, 2 * (ring.size + 1))
+
+
+def test_gathers_in_a_loop_beside_computation(ring, gpus):
+    """Turns take the slots again, and begin before others have read the last."""
+    jaxcomm.init(ring, "i")
+    # Odd, and more than a slot of two arrays.
+    rows = 1_250_001 if gpus else 1_001
+    x = operand(ring, rows)
+
+    def turns(x, start, done):
+        def turn(number, held):
+            arriving = start((held, held[::-1]))
+            beside = jnp.sin(held)
+            one, other = done(arriving)
+            of_next = (jax.lax.axis_index("i") + 1) % ring.size * rows
+            moved = jax.lax.dynamic_slice(one, (of_next,), (rows,))
+            return beside + moved + other[:rows] / (number + 1)
+
+        return jax.lax.fori_loop(0, 9, turn, x)
+
+    np.testing.assert_allclose(
+        outs(
+            ring,
+            lambda x: turns(
+                x,
+                lambda x: jaxcomm.all_gather_start(x, "i", tiled=True),
+                jaxcomm.Handle.done,
+            ),
+            x,
+        ),
+        outs(
+            ring,
+            lambda x: turns(
+                x, lambda x: jax.lax.all_gather(x, "i", tiled=True), lambda x: x
+            ),
+            x,
+        ),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    sent = 2 * rows * 4 * (ring.size - 1)
+    is_copied = ring.size == 2 or jax.process_count() > 1 or sent >= 32 << 20
+    assert counted() == (9 * is_copied if gpus else 0)
