@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomm.attention.mask import PADDING
+
 # Of a ring: no rank sees another's keys; few tokens do, or are seen, by one of two
 # measures; many, which are computed in one call, too; or any. Or the table serves none.
 OWN, FEWEST, FEW, MANY, ALL, NONE = range(6)
@@ -139,11 +141,14 @@ class Sizes(NamedTuple):
       documents: of a rank, in a row.
       longest: tokens of the longest of these.
       keys: of other ranks that one piece sees. All where the way is not ``MANY``.
+      comes_again: whether a document comes again behind another one or padding, in the
+        order of the ranks.
     """
 
     documents: int
     longest: int
     keys: int
+    comes_again: bool = False
 
     @classmethod
     def of(cls, numbers: np.ndarray, size: int, tokens: int) -> "Sizes":
@@ -162,6 +167,7 @@ class Sizes(NamedTuple):
             _SOME if used.max(initial=0) < _SOME else most(tokens),
             _fourth(np.diff(table.own).max(), tokens),
             _fourth(np.diff(_calls(table)[:, 1]).max(), size * tokens),
+            any(_comes_again(row, tokens) for row in table.every[::size]),
         )
 
     def told(self, table: Table, holds, tokens: int) -> Table:
@@ -189,6 +195,13 @@ class Sizes(NamedTuple):
 
 def _calls(table: Table):
     return table.few[MANY - FEWEST].starts
+
+
+def _comes_again(every: np.ndarray, tokens: int) -> bool:
+    """Say it of the pieces of all ranks, (ranks, 3, most)."""
+    document = every[:, 2][every[:, 0] < tokens]
+    begins = document[np.diff(document, prepend=PADDING - 1) != 0]
+    return bool((np.diff(begins[begins >= 0]) <= 0).any())
 
 
 def _fourth(number, whole: int) -> int:

@@ -198,17 +198,17 @@ def test_processes_agree_on_what_serves_all(monkeypatch):
     _, tokens = layout.reorder(np.zeros((1, 8)), segment_ids=ids)
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
     assert tokens.agreed().way == tokens.agreed(mesh).way == table.OWN
-    assert tokens.agreed(mesh).sizes == (16, 4, 8)
+    assert tokens.agreed(mesh).sizes == (16, 4, 8, False)
     for other, way, keys in (
-        ([table.FEW, 1, 99, 1], table.FEW, 8),
-        ([table.MANY, 1, 99, 7], table.MANY, 7),
-        ([table.NONE, 0, 0, 0], None, None),
+        ([table.FEW, 1, 99, 1, False], table.FEW, 8),
+        ([table.MANY, 1, 99, 7, True], table.MANY, 7),
+        ([table.NONE, 0, 0, 0, False], None, None),
     ):
         monkeypatch.setattr(
             rendezvous, "exchange", lambda *given, other=other: {0: given[-1], 1: other}
         )
         assert tokens.agreed(mesh).way == way
-        assert tokens.agreed(mesh).sizes == (keys and (16, 99, keys))
+        assert tokens.agreed(mesh).sizes == (keys and (16, 99, keys, keys == 7))
     without = dataclasses.replace(tokens, table=None)
     assert without.agreed().way is None
     with pytest.raises(TypeError, match="the table is traced"):

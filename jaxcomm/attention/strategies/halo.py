@@ -20,6 +20,7 @@ from jaxcomm.attention.strategies.hops import (
 from jaxcomm.attention.strategies.loop import Loop
 from jaxcomm.attention.strategies.packing import Found, Packed, picked, pieces_of_all
 from jaxcomm.attention.strategies.strategy import AttentionCall, Cost, Inputs
+from jaxcomm.attention.table import OWN
 from jaxcomm.collectives.permute import ring_shift
 from jaxcomm.collectives.split_phase import ring_shift_start
 
@@ -210,16 +211,24 @@ class _Border(Beside):
     def look(self, packed: Packed, most: int) -> Found:
         """Look at the documents of each rank and of the one before it."""
         batch, tokens = self.inputs.query.shape[:2]
-        pieces, are_right, are_wrong = pieces_of_all(self.call, self.inputs, most)
         ranks, rank = jnp.arange(self.call.size, dtype=jnp.int32), self.call.rank()
 
         def border(queries, keys, rank):
             seen, is_right = border_of(queries, keys, batch, tokens, self.border)
             return jnp.where(rank == 0, 0, seen), is_right | (rank == 0)
 
+        run = Run((0, self.rows), (0, self.border), "behind")
+        if packed.way is not None:
+            found, pieces = packed.look_up()
+            if packed.way == OWN:
+                return found
+            both = (picked(pieces, x % self.call.size) for x in (rank, rank - 1))
+            seen, is_all = border(*both, rank)
+            beside = (of_border(batch, run, seen),)
+            return found._replace(way=found.way & is_all, beside=beside)
+        pieces, are_right, are_wrong = pieces_of_all(self.call, self.inputs, most)
         before = picked(pieces, (ranks - 1) % self.call.size)
         seen, are_all = jax.vmap(border)(pieces, before, ranks)
-        run = Run((0, self.rows), (0, self.border), "behind")
         own = of_own(picked(pieces, rank), batch * tokens)
         way = packed.found(0, are_right & are_all.all(), are_wrong)
         return Found(way, (own,), beside=(of_border(batch, run, seen[rank]),))

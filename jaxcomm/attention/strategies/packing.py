@@ -131,11 +131,15 @@ class Packed:
         self.ring, self.inputs = ring, ring.inputs
         self.count = NONE if ring.last else 1
         self.batch, self.tokens = self.inputs.query.shape[:2]
-        has_pieces = ring.look is None
-        has_table = self.inputs.table is not None and ring.call.mask.is_causal
-        self.has_table = has_table and has_pieces
-        self.way = ring.call.way if self.has_table and ring.last else None
-        self.sizes = ring.call.sizes if self.way is not None else None
+        has_pieces, sizes = ring.look is None, ring.call.sizes
+        has_table = self.inputs.table is not None
+        self.has_table = has_table and ring.call.mask.is_causal and has_pieces
+        knows = self.has_table and ring.last
+        if ring.beside is not None:
+            # In a border the last keys are of one document.
+            knows = has_table and sizes is not None and not sizes.comes_again
+        self.way = ring.call.way if knows else None
+        self.sizes = sizes if self.way is not None else None
         axes = ring.call.axis_name
         axes = set(axes if isinstance(axes, tuple) else (axes,))
         self.is_whole = compat.manual_axes() <= axes or self.way is not None
@@ -143,14 +147,16 @@ class Packed:
         gathered = ring.call.size * (key.size + value.size) * key.dtype.itemsize
         # Between two ranks a ring is one call, too, and lists nothing.
         is_ring = ring.call.size == 2 or gathered > _GATHERED
-        self.in_one_call = [way for way in SHARES if way != MANY or not is_ring]
+        ways = SHARES if has_pieces else ()
+        self.in_one_call = [way for way in ways if way != MANY or not is_ring]
         if not (self.is_whole and has_pieces):
             self.ring = ring.ready()
 
     def look(self) -> Found:
         """Look at the tokens of all ranks, or at the table that came with them."""
         if self.way is not None:
-            return keep(self._look_up(0))
+            look = self._look if self.ring.beside is not None else self._look_up
+            return keep(look(0))
         look = self._look_up if self.has_table else self._look
         return self._looked(look(_FEW if self.is_whole else _MIDDLE))
 
@@ -161,6 +167,11 @@ class Packed:
         """Return the number of a way; of another one if it does not serve."""
         way = jnp.where(serves, way, self.count)
         return way if are_wrong is None else jnp.where(are_wrong, self.count + 1, way)
+
+    def look_up(self) -> tuple[Found, Pieces]:
+        """Return what a table says in a way that the program knows, and the pieces."""
+        table = Table.of(self.inputs.table, self.ring.call.size, self.tokens)
+        return self._look_up(0), self._pieces_of(table)
 
     def _look_up(self, most: int) -> Found:
         """Look at the table alone. Ranks tell each other if one holds other tokens.
@@ -209,7 +220,12 @@ class Packed:
         """Return the pieces of all ranks."""
         start, end = (self._places(table.every[:, :, i]) for i in range(2))
         document = jnp.moveaxis(table.every[:, :, 2], 0, 1).reshape(start.shape)
-        return Pieces(start, end, start, document, start)
+        row = jnp.arange(self.batch, dtype=jnp.int32).repeat(table.every.shape[-1])
+        start, end = (
+            jnp.where(start < end, x, self.batch * self.tokens) for x in (start, end)
+        )
+        # Nobody asks for positions.
+        return Pieces(start, end, jnp.broadcast_to(row, start.shape), document, start)
 
     def _look(self, most: int) -> Found:
         if self.ring.look is not None:
@@ -325,6 +341,8 @@ class Packed:
         is_alone = not self.ring.last or way == OWN or way in self.in_one_call
         found = found if is_alone else self._read(found)
         ring = self.ring.packed(Packing(self, found, way is not None), is_alone)
+        if self.way == OWN:
+            ring.beside = None
         if way in self.in_one_call:
             size = self.ring.call.size
             table = Table.of(found.table, size, self.tokens)

@@ -38,3 +38,11 @@ def called(monkeypatch):
         monkeypatch.setattr(packing, name, pieces)
     yield targets
     jax.clear_caches()
+
+
+@pytest.fixture(params=["one call", "ring"])
+def many_are(request, monkeypatch):
+    """How many keys are computed: gathered, or around a ring if they are too many."""
+    if request.param == "ring":
+        monkeypatch.setattr(packing, "_GATHERED", 0)
+    return request.param

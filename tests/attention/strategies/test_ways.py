@@ -11,6 +11,19 @@ import numpy as np
 import pytest
 import split
 from dense import Options
+from packed_documents import (
+    AGAIN,
+    ALL,
+    LIMIT,
+    PADDED,
+    SIZE,
+    SOME,
+    TOKENS,
+    WHOLE,
+    arrays_of,
+    ids_of,
+    window_of,
+)
 
 import jaxcomm
 from jaxcomm.attention import document_layout, segment_ids_of, table, visibility
@@ -19,55 +32,9 @@ from jaxcomm.attention.strategies import loop, packing
 pytestmark = pytest.mark.usefixtures("called")
 thorough = pytest.mark.thorough
 
-TOKENS, SIZE = 48, 4
-# Of bfloat16, relative to the largest number.
-LIMIT = 0.03
-# By four ranks of twelve tokens: no document is cut; few tokens are of one that is;
-# most are; and numbers that come again.
-WHOLE, SOME, ALL = [12, 5, 7, 4, 8, 12], [10, 4, 10, 9, 5, 10], [30, 18]
-FEWEST = [11, 2, 11, 1, 11, 12]
-EACH_WAY = [WHOLE, FEWEST, SOME, ALL]
-AGAIN = np.repeat([3, 1, 3, 0], 12).astype(np.int32)
-PADDED = np.where(np.arange(TOKENS) % 15 > 10, -1, np.arange(TOKENS) // 15)
 RING = "ring", [WHOLE, SOME, ALL]
 HALO = "halo", [ALL]
 GATHERED = "all_gather", [ALL]
-
-
-def ids_of(lengths):
-    """Return the ids of documents of these lengths, or the numbers of all tokens."""
-    known = len(lengths) == TOKENS
-    ids = np.asarray(lengths) if known else segment_ids_of(lengths, TOKENS)
-    return ids[None].astype(np.int32)
-
-
-def window_of(strategy):
-    return (9, 0) if strategy == "halo" else None
-
-
-def arrays_of(batch=1):
-    rng = np.random.default_rng(0)
-    shapes = [(batch, TOKENS, n, 8) for n in (4, 2, 2, 4)]
-    *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
-    return arrays, (grad, np.zeros((batch, TOKENS, 4), np.float32))
-
-
-def with_gradients(size):
-    """Return attention with its gradients: of tokens, the output's one, and arrays."""
-
-    def local(tokens, *arrays):
-        return jaxcomm.ring_attention(
-            *arrays, "context", tokens, is_causal=True, implementation="flash",
-            backend="xla",
-        )  # fmt: skip
-
-    whole = split.sharded(local, size, split.SPLIT)
-
-    def both(tokens, grad, *arrays):
-        out, back = jax.vjp(functools.partial(whole, tokens), *arrays)
-        return out, *back(grad)
-
-    return jax.jit(both)
 
 
 def compare(*each, window=None, programs=None, **how):
@@ -79,14 +46,6 @@ def compare(*each, window=None, programs=None, **how):
         options = Options(is_causal=True, window=window, query_ids=ids)
         split.compare(*arrays, options, grads, LIMIT, programs=programs, **how)
     assert len(programs) == 1
-
-
-@pytest.fixture(params=["one call", "ring"])
-def many_are(request, monkeypatch):
-    """How many keys are computed: gathered, or around a ring if they are too many."""
-    if request.param == "ring":
-        monkeypatch.setattr(packing, "_GATHERED", 0)
-    return request.param
 
 
 @pytest.mark.parametrize(
@@ -247,63 +206,6 @@ def test_what_the_table_does_not_say_is_nan():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "many_are"),
-    [*((lengths, "one call") for lengths in EACH_WAY), (ALL, "ring")],
-    indirect=["many_are"],
-)
-def test_agreed_tokens_choose_nothing(lengths, many_are):
-    arrays, (grad, _) = arrays_of()
-    layout = jaxcomm.Layout("contiguous", SIZE, TOKENS)
-
-    given = [np.asarray(x) for x in (grad, *arrays)]
-    given, tokens = layout.reorder(given, segment_ids=ids_of(lengths))
-    tokens = tokens.agreed()
-    assert tokens.way == EACH_WAY.index(lengths)
-    program = with_gradients(SIZE).lower(tokens, *given)
-    assert "stablehlo.case" not in program.as_text()
-    program = program.compile()
-    found = program(tokens, *given)
-    options = Options(is_causal=True, query_ids=ids_of(lengths))
-    split.assert_results(found, arrays, grad, options, LIMIT)
-    # Other documents, and more than is sent.
-    other_ids = tokens.segment_ids.copy()
-    other_ids[0, 30] += 50
-    longer = layout.reorder(given, segment_ids=ids_of([TOKENS]))[1]
-    is_less = lengths is not ALL
-    for wrong in (
-        dataclasses.replace(tokens, segment_ids=other_ids),
-        *[dataclasses.replace(longer, way=tokens.way, sizes=tokens.sizes)] * is_less,
-    ):
-        for x in program(wrong, *given):
-            assert np.isnan(np.asarray(x, np.float32)).reshape(SIZE, -1)[2].all()
-
-
-@pytest.mark.parametrize("many_are", ["one call", "ring"], indirect=True)
-def test_kernels_are_told_how_long_documents_are(many_are):
-    """What is longer a kernel leaves out. It is told of a fourth of the tokens."""
-    lengths = [300, 17, 800, 200, 531, 900, 90, 1100, 202]
-    layout = jaxcomm.Layout("contiguous", SIZE, sum(lengths))
-    rng = np.random.default_rng(0)
-    shapes = [(1, layout.length, n, 8) for n in (2, 1, 1, 2)]
-    *arrays, grad = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in shapes)
-    ids = segment_ids_of(lengths)[None]
-    given = [np.asarray(x) for x in (grad, *arrays)]
-    given, tokens = layout.reorder(given, segment_ids=ids)
-    tokens = tokens.agreed()
-    assert tokens.way == table.MANY
-    assert tokens.sizes == (16, 1035, 1035)
-
-    program = with_gradients(SIZE).lower(tokens, *given)
-    text = program.as_text()
-    assert ("collective_permute" in text) == (many_are == "ring")
-    assert "max_seqlen_k = 1035" in text
-    assert "max_seqlen_k = 4140" not in text
-    found = program.compile()(tokens, *given)
-    options = Options(is_causal=True, query_ids=ids)
-    split.assert_results(found, arrays, grad, options, LIMIT)
-
-
-@pytest.mark.parametrize(
     "seed",
     [pytest.param(seed, marks=[thorough] * (seed > 1)) for seed in range(24)],
 )
@@ -338,30 +240,6 @@ def test_queries_that_see_nothing_of_others_may_be_longer_than_a_document():
     """They are one sequence of the one call, over many documents."""
     ids = np.tile(np.arange(12) * 8 // 12, SIZE).astype(np.int32)
     compare(ids_of(ids), agrees=True)
-
-
-@pytest.mark.parametrize("lengths", [[2] * 40, [40, 40]])
-def test_more_or_longer_documents_than_agreed_are_nan(lengths, monkeypatch):
-    """Also where a kernel leaves rows as they were."""
-    monkeypatch.setenv("JAXCOMM_FAKE_FLASH_NUMBERS", "1")
-    layout = jaxcomm.Layout("contiguous", 2, 80)
-    arrays = [np.ones((1, 80, n, 8), "bfloat16") for n in (2, 2, 1, 1)]
-
-    both = with_gradients(2)
-
-    def run(tokens, *arrays):
-        found = both(tokens, *arrays)
-        return np.concatenate([np.float32(x).ravel() for x in found])
-
-    given, tokens = layout.reorder(arrays, segment_ids=segment_ids_of([10] * 8)[None])
-    tokens = tokens.agreed()
-    assert tokens.sizes[:2] == (16, 10)
-    assert np.isfinite(run(tokens, *given)).all()
-    _, other = layout.reorder(arrays, segment_ids=segment_ids_of(lengths)[None])
-    assert other.agreed().way == tokens.way
-    wrong = dataclasses.replace(other, way=tokens.way, sizes=tokens.sizes)
-    assert np.isnan(run(wrong, *given)).all()
-    assert np.isfinite(run(other.agreed(), *given)).all()
 
 
 # Of XLA's kernel and documents, test_ring_transforms.py has them in `make test`.
