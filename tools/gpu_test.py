@@ -49,6 +49,7 @@ NONE_RAN = 5  # pytest's status
 
 
 NO_GPU, LACKS = 3, 2  # what ``--serves`` may return
+WRONG_USE = 4  # as pytest's
 
 
 def main(words: list[str]) -> int:
@@ -81,6 +82,10 @@ def main(words: list[str]) -> int:
     os.environ.setdefault("JAXCOMM_TEST_CACHE", str(BUILT / "compiled"))
     named = [word for word in words if word.partition("::")[0].endswith(".py")]
     if shares:
+        if not shares[-1].isdecimal() or int(shares[-1]) < 2:
+            text = f"make gpu-test: --on-one={shares[-1]}: give a number from 2 on"
+            print(text, file=sys.stderr)
+            return WRONG_USE
         gpus = int(shares[-1])
         os.environ |= _sharing(gpus)
     if own["--each"] or shares:

@@ -69,8 +69,8 @@ class Tokens:
 
         Raises:
           CommunicatorError: another process did not call within ``JAXCOMM_TIMEOUT``.
-          TypeError: the table is not an array of this process: it is traced, or split
-            over several.
+          TypeError: ``mesh`` is no mesh, or the table is not an array of this process:
+            it is traced, or split over several.
 
         >>> layout = jaxcomm.Layout("contiguous", 2, 4)
         >>> _, tokens = layout.reorder(
@@ -78,6 +78,11 @@ class Tokens:
         >>> tokens.agreed().way
         0
         """
+        if not (mesh is None or isinstance(mesh, jax.sharding.Mesh)):
+            raise TypeError(
+                f"Tokens.agreed: mesh must be a jax.sharding.Mesh, got {mesh!r}. Pass "
+                "that of your programs, or nothing if this process has all its devices."
+            )
         way, sizes = NONE, Sizes(0, 0, 0)
         if self.table is not None:
             is_here = not compat.is_tracer(self.table)

@@ -211,5 +211,7 @@ def test_processes_agree_on_what_serves_all(monkeypatch):
         assert tokens.agreed(mesh).sizes == (keys and (16, 99, keys, keys == 7))
     without = dataclasses.replace(tokens, table=None)
     assert without.agreed().way is None
+    with pytest.raises(TypeError, match="got 'context'"):
+        tokens.agreed("context")
     with pytest.raises(TypeError, match="the table is traced"):
         jax.jit(lambda tokens: tokens.agreed())(tokens)

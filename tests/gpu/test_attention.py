@@ -90,6 +90,7 @@ CASES = [
     ("all_gather", "striped", "many", None),
     ("halo", "contiguous", "window", "flash"),
     ("halo", "contiguous", "window in documents", "flash"),
+    ("halo", "contiguous", "agreed window in documents", "flash"),
     ("halo", "contiguous", "window", "cudnn"),
     ("halo", "zigzag", "both sides", None),
     ("ulysses", "zigzag", "plain", "flash"),
@@ -103,7 +104,8 @@ CASES = [
 ]
 # Every strategy, and what is sent beside keys and values.
 BETWEEN_PROCESSES = (
-    "causal", "documents", "agreed documents", "window in documents", "latent causal"
+    "causal", "documents", "agreed documents", "window in documents",
+    "agreed window in documents", "latent causal",
 )  # fmt: skip
 
 
