@@ -16,6 +16,8 @@ from jaxcomm.primitives import arguments
 # sees, for each token of a rank: on two ranks, and for each more. Few tokens do, by a
 # measure, or many. Measured on two H100s and on four H200s, 32 query and 8 key heads
 # of 128, by `make bench ARGS="gpu --only documents"`: 321, 449, 764 and 321, 459, 1233.
+# All keys of more than 512 MiB go around a ring on four, too: 1640. Of arrays nothing
+# is known here.
 _PRICES = {FEWEST: (320, 0), FEW: (450, 0), MANY: (760, 240)}
 # What costs no more than this over the mean is good enough: of whole documents, and
 # where long ones are cut.

@@ -304,7 +304,7 @@ def _call(
         kernels=options.kernels,
     )
     strategy = get_strategy(options.strategy, problem, options.what)
-    asked = _asked(options.what, hop, strategy, inputs, sinks, tokens.way)
+    asked = _asked(options.what, hop, strategy, inputs, sinks, tokens)
     return AttentionCall(
         axis_name=axis_name,
         size=problem.size,
@@ -320,7 +320,7 @@ def _call(
 
 
 def _asked(
-    what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks, way: int | None
+    what: str, hop: Hop, strategy: Strategy, inputs: Inputs, sinks, tokens
 ) -> str:
     """Return a call with what all ranks must have asked for, to be compared.
 
@@ -346,8 +346,10 @@ def _asked(
         **{name: x for name, x in numbers.items() if isinstance(x, (int, str))},
         "length": mask.query_length,
         "schedule": inputs.query_layout.schedule.name,
-        "tokens.way": way,
+        "tokens.way": tokens.way,
     }
+    if strategy.name == "halo" and tokens.sizes is not None:
+        asked["tokens.sizes.are_mixed"] = tokens.sizes.are_mixed
     if inputs.key_layout != inputs.query_layout:
         asked["key_length"] = mask.key_length
         asked["key_schedule"] = inputs.key_layout.schedule.name

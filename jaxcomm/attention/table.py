@@ -141,14 +141,14 @@ class Sizes(NamedTuple):
       documents: of a rank, in a row.
       longest: tokens of the longest of these.
       keys: of other ranks that one piece sees. All where the way is not ``MANY``.
-      comes_again: whether a document comes again behind another one or padding, in the
-        order of the ranks.
+      are_mixed: whether the numbers of documents do not ascend from rank to rank, or a
+        document comes again behind padding.
     """
 
     documents: int
     longest: int
     keys: int
-    comes_again: bool = False
+    are_mixed: bool = True
 
     @classmethod
     def of(cls, numbers: np.ndarray, size: int, tokens: int) -> "Sizes":
@@ -167,7 +167,7 @@ class Sizes(NamedTuple):
             _SOME if used.max(initial=0) < _SOME else most(tokens),
             _fourth(np.diff(table.own).max(), tokens),
             _fourth(np.diff(_calls(table)[:, 1]).max(), size * tokens),
-            any(_comes_again(row, tokens) for row in table.every[::size]),
+            any(_are_mixed(row, tokens) for row in table.every[::size]),
         )
 
     def told(self, table: Table, holds, tokens: int) -> Table:
@@ -197,7 +197,7 @@ def _calls(table: Table):
     return table.few[MANY - FEWEST].starts
 
 
-def _comes_again(every: np.ndarray, tokens: int) -> bool:
+def _are_mixed(every: np.ndarray, tokens: int) -> bool:
     """Say it of the pieces of all ranks, (ranks, 3, most)."""
     document = every[:, 2][every[:, 0] < tokens]
     begins = document[np.diff(document, prepend=PADDING - 1) != 0]

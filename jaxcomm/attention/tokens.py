@@ -52,10 +52,9 @@ class Tokens:
         compiles in less time. There are four answers: nothing; an eighth or a fourth of
         the keys; all. Programs also know whether a rank has more than 16 documents,
         and whether one has more than a fourth of its tokens; where all keys are sent,
-        also whether one sees more than a fourth of them; and whether a document comes
-        again behind another one or padding. ``jax.jit`` compiles a program for each
-        answer that comes. Call it in the data pipeline, on what
-        :meth:`Layout.reorder` returned.
+        also whether one sees more than a fourth of them; and whether the numbers of
+        documents ascend. ``jax.jit`` compiles a program for each answer that comes.
+        Call it in the data pipeline, on what :meth:`Layout.reorder` returned.
 
         Args:
           mesh: of the programs. If it spans processes, all of them must call this as

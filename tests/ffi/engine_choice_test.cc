@@ -72,10 +72,10 @@ TEST(between_processes_copies_take_what_moves_along_pairs) {
   expect(kNccl, call);
 }
 
-TEST(between_processes_copies_take_starts_to_all) {
+TEST(between_processes_copies_take_the_starts_of_gathers) {
   CallFacts call = Moves(kLeastBytesOfMore, 8);
   call.size = 4;
-  call.is_start = call.fits_slots = true;
+  call.is_start = call.gathers_in_slots = true;
   Expect(EngineKind::kMapped, call, kAny, kProcesses);
   Expect(EngineKind::kNccl, call, {false, true}, kProcesses);
   const auto expect_nccl = [call](auto&& change) {
@@ -86,10 +86,11 @@ TEST(between_processes_copies_take_starts_to_all) {
   expect_nccl([](CallFacts& call) { --call.bytes_sent; });
   expect_nccl([](CallFacts& call) { call.copies = 9; });
   expect_nccl([](CallFacts& call) { call.is_start = false; });
-  expect_nccl([](CallFacts& call) { call.is_symmetric = true; });
-  expect_nccl([](CallFacts& call) { call.moves_along_pairs = true; });
   // What is staged in turns would hold up what comes behind the start.
-  expect_nccl([](CallFacts& call) { call.fits_slots = false; });
+  expect_nccl([](CallFacts& call) { call.gathers_in_slots = false; });
+  // Ranks may have other memory. NCCL sends between registered and other memory never.
+  call.is_symmetric = true;
+  Expect(EngineKind::kMapped, call, kAny, kProcesses);
 }
 
 TEST(rows_are_copied_where_nccl_would_pack_them) {

@@ -175,7 +175,8 @@ Gate staged;
 std::atomic<bool> holds_staging{false};
 
 // What a rank stages is copied by a kernel, which the next one would leave no room. So
-// the program's stream goes on once that is done, and waits for nobody else.
+// the program's stream goes on once that is done, and waits for nobody else. What is
+// staged behind another start waits for the others, and the program does not.
 TEST_ALONE(behind_a_start_a_program_goes_on_once_its_operand_is_staged, EXIT_SUCCESS) {
   const nccl::UniqueId id = NewId();
   Pipe comes;
@@ -183,14 +184,16 @@ TEST_ALONE(behind_a_start_a_program_goes_on_once_its_operand_is_staged, EXIT_SUC
   const auto gather = FloatSite("all_gather", {1}, count, 2 * count);
   Child other([&] {
     auto* const own = new Process(id, {1}, 2, Library());  // ends with this process
-    Part part(1, gather.get());
+    Part part(1, gather.get()), more(1, gather.get());
     comes.Wait();
-    CHECK_OK(part.Start(*own->communicator));
-    CHECK_OK(part.Done(*own->communicator));
-    part.on.Synchronize();
+    for (Part* each : {&part, &more}) CHECK_OK(each->Start(*own->communicator));
+    for (Part* each : {&part, &more}) CHECK_OK(each->Done(*own->communicator));
     const Part first(0, gather.get());
-    CHECK_TRUE(Holds(part, 0, first, 0, count));
-    CHECK_TRUE(Holds(part, count, part, 0, count));
+    for (Part* each : {&part, &more}) {
+      each->on.Synchronize();
+      CHECK_TRUE(Holds(*each, 0, first, 0, count));
+      CHECK_TRUE(Holds(*each, count, *each, 0, count));
+    }
   });
   NcclLibrary library = Library();
   library.cuda.MemcpyDtoDAsync = [](cuda::Pointer to, cuda::Pointer from, size_t bytes,
@@ -199,7 +202,7 @@ TEST_ALONE(behind_a_start_a_program_goes_on_once_its_operand_is_staged, EXIT_SUC
     return Cuda().MemcpyDtoDAsync(to, from, bytes, stream);
   };
   Process own(id, {0}, 2, library);
-  Part part(0, gather.get());
+  Part part(0, gather.get()), more(0, gather.get());
   holds_staging = true;
   CHECK_OK(part.Start(*own.communicator));
   CHECK_EQ(NcclStatsOf(*own.communicator).copied_calls, 1);
@@ -209,12 +212,16 @@ TEST_ALONE(behind_a_start_a_program_goes_on_once_its_operand_is_staged, EXIT_SUC
   staged.Open();
   part.on.Synchronize();
   CHECK_TRUE(goes_on.passed());
+  CHECK_OK(more.Start(*own.communicator));
+  more.on.Synchronize();
   comes.Tell();
-  CHECK_OK(part.Done(*own.communicator));
-  part.on.Synchronize();
+  for (Part* each : {&part, &more}) CHECK_OK(each->Done(*own.communicator));
   const Part second(1, gather.get());
-  CHECK_TRUE(Holds(part, 0, part, 0, count));
-  CHECK_TRUE(Holds(part, count, second, 0, count));
+  for (Part* each : {&part, &more}) {
+    each->on.Synchronize();
+    CHECK_TRUE(Holds(*each, 0, *each, 0, count));
+    CHECK_TRUE(Holds(*each, count, second, 0, count));
+  }
   CHECK_EQ(other.Wait(), EXIT_SUCCESS);
 }
 

@@ -136,8 +136,8 @@ class Packed:
         self.has_table = has_table and ring.call.mask.is_causal and has_pieces
         knows = self.has_table and ring.last
         if ring.beside is not None:
-            # In a border the last keys are of one document.
-            knows = has_table and sizes is not None and not sizes.comes_again
+            # By the table a border is right if the numbers of documents ascend.
+            knows = has_table and sizes is not None and not sizes.are_mixed
         self.way = ring.call.way if knows else None
         self.sizes = sizes if self.way is not None else None
         axes = ring.call.axis_name

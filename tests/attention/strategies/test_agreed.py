@@ -99,7 +99,7 @@ def test_agreed_tokens_have_a_border(lengths, knows):
     given = [np.asarray(x) for x in (grad, *arrays)]
     given, tokens = layout.reorder(given, segment_ids=ids)
     tokens = tokens.agreed()
-    assert tokens.sizes.comes_again != knows
+    assert tokens.sizes.are_mixed != knows
     program = with_gradients(SIZE, "halo").lower(tokens, *given)
     text = program.as_text()
     assert ("stablehlo.case" in text) != knows
@@ -117,7 +117,7 @@ def test_agreed_tokens_have_a_border(lengths, knows):
     for each, rank in ([TOKENS], 2), (AGAIN, 3):
         ids = np.concatenate([ids_of(each)] * 2)
         other = layout.reorder(given, segment_ids=ids)[1].agreed()
-        if other.way > tokens.way or other.sizes.comes_again:
+        if other.way > tokens.way or other.sizes.are_mixed:
             known = {"way": tokens.way, "sizes": tokens.sizes}
             wrong.append((dataclasses.replace(other, **known), rank))
     for of, rank in wrong:

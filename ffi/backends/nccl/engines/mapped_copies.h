@@ -55,8 +55,8 @@ class MappedCopies final : public Engine {
 
   Status Enqueue(const Call& call, const Recipe& recipe, LocalRank& rank,
                  cuda::Stream stream) override;
-  // As of every engine. What a rank stages in its own memory is copied by a kernel. So
-  // that it finds room, `stream` goes on behind it.
+  // `stream` goes on once the operand of a gather is staged, if nothing else that was
+  // started is on its way: a kernel stages it, which attention would leave no room.
   Status Start(const Call& call, const Recipe& recipe, LocalRank& rank,
                cuda::Stream stream) override;
   // Lets the streams of the ranks here go on, from now on.

@@ -32,10 +32,9 @@ bool IsCopied(const CallFacts& call, const EnginePolicy& policy,
 bool IsMapped(const CallFacts& call, const EnginePolicy& policy,
               const EngineTopology& topology) {
   if (!policy.copy_engines || !topology.can_map) return false;
-  if (call.is_start && !call.moves_along_pairs && !call.is_packed_for_nccl) {
-    const int64_t least =
-        std::max(kLeastBytesOfMore, call.copies * kLeastBytesOfCopyToAll);
-    return call.fits_slots && !call.is_symmetric && call.bytes_sent >= least;
+  if (call.is_start && call.gathers_in_slots) {
+    return call.bytes_sent >=
+           std::max(kLeastBytesOfMore, call.copies * kLeastBytesOfGathered);
   }
   const bool is_worth_it =
       call.bytes_sent >= std::max(kLeastMappedBytes, call.copies * kLeastBytesOfCopy);

@@ -46,11 +46,12 @@ inline constexpr bool SizesAreForGpus(int64_t operand_bytes, int64_t result_byte
 }
 // The least bytes of a copy, on average: a kernel moves many small rows faster.
 inline constexpr int64_t kLeastBytesOfCopy = 1 << 20;
-// The same of a start between processes in which a rank sends to all others. If a
-// kernel of FlashAttention begins before NCCL's, that one begins when it has ended.
-// Layers with documents, of four H200s, took 413 us by copies and 448 by NCCL where a
-// rank sent 12 MiB in copies of 2; 207 and 182 where it sent 3 in copies of 0.5.
-inline constexpr int64_t kLeastBytesOfCopyToAll = 512 << 10;
+// The same of the start of a gather between processes. If a kernel of FlashAttention
+// begins before NCCL's, that one begins when it has ended. Layers with documents, of
+// four H200s, took 413 us by copies and 448 by NCCL where a rank sent 12 MiB in pieces
+// of 2; 207 and 182 where it sent 3 in pieces of 0.5. What arrives counts, too: of four
+// ranks these are 0.9 and 0.2 MiB a copy.
+inline constexpr int64_t kLeastBytesOfGathered = 512 << 10;
 // Of rows that are smaller each counts as a copy.
 inline constexpr int64_t kLeastBytesOfRow = 512;
 // The most arrays of one call that are done by kernels of ours: NCCL does more of them
@@ -87,7 +88,7 @@ struct CallFacts {
   bool copies_serve = false;
   bool moves_along_pairs = false;  // a permutation
   bool is_packed_for_nccl = false;
-  bool fits_slots = false;  // those of MappedCopies take all that a rank sends at once
+  bool gathers_in_slots = false;  // of MappedCopies, which take all of a rank at once
   int64_t bytes_sent = 0;
   int64_t copies = 0;
   // How many arrays our kernels are to do, if they can do them all: see OneShotWork.

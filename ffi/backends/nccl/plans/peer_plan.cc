@@ -56,8 +56,8 @@ PeerPlan MakePeerPlan(const CallSite& site, const Plan& plan) {
     made.copies = std::max(made.copies,
                            static_cast<int64_t>(own.grouped.size() + own.local.size()));
   }
-  const int64_t least_of_copy =
-      made.moves_along_pairs ? kLeastBytesOfCopy : kLeastBytesOfCopyToAll;
+  const bool is_gather = plan.kind == Plan::Kind::kAllGather;
+  const int64_t least_of_copy = is_gather ? kLeastBytesOfGathered : kLeastBytesOfCopy;
   if (made.bytes_sent < std::max(kLeastBytesOfMore, made.copies * least_of_copy)) {
     return made;
   }

@@ -21,7 +21,9 @@ CallFacts FactsOf(const CallSite& site, const Plan& plan, const Recipe& recipe,
     facts.bytes_sent = recipe.copies->bytes_sent;
     facts.copies = recipe.copies->copies;
   }
-  facts.fits_slots = recipe.mapped != nullptr && recipe.mapped->chunks.size() <= slots;
+  facts.gathers_in_slots = plan.kind == Plan::Kind::kAllGather &&
+                           recipe.mapped != nullptr &&
+                           recipe.mapped->chunks.size() <= slots;
   facts.works = recipe.kernels.arrays();
   facts.is_staged = recipe.kernels.is_staged();
   facts.bytes_exchanged = recipe.kernels.exchanged_bytes(plan.size);

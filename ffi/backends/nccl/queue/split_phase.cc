@@ -65,6 +65,11 @@ Status SplitPhase::Start(const Call& call, cuda::Stream stream,
   return status;
 }
 
+bool SplitPhase::all_have_ended() {
+  MutexLock lock(mutex_);
+  return begun_.empty();
+}
+
 Status SplitPhase::WaitForEarlierRuns(const Call& call, cuda::Stream stream) {
   MutexLock lock(mutex_);
   for (Begun& begun : begun_) {

@@ -30,6 +30,8 @@ class SplitPhase {
   // was given so far.
   Status Start(const Call& call, cuda::Stream stream,
                const std::function<Status()>& give);
+  // Whether Done() was called for all that was started.
+  bool all_have_ended();
   // Has `stream` wait for all that earlier runs started and did not end, once for each.
   Status WaitForEarlierRuns(const Call& call, cuda::Stream stream);
   // Has `stream` wait for the results. Returns whether the call was started.
