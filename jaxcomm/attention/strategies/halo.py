@@ -222,8 +222,8 @@ class _Border(Beside):
             found, pieces = packed.look_up()
             if packed.way == OWN:
                 return found
-            both = (picked(pieces, x % self.call.size) for x in (rank, rank - 1))
-            seen, is_all = border(*both, rank)
+            before = picked(pieces, (rank - 1) % self.call.size)
+            seen, is_all = border(picked(pieces, rank), before, rank)
             beside = (of_border(batch, run, seen),)
             return found._replace(way=found.way & is_all, beside=beside)
         pieces, are_right, are_wrong = pieces_of_all(self.call, self.inputs, most)
