@@ -215,3 +215,26 @@ def test_processes_agree_on_what_serves_all(monkeypatch):
         tokens.agreed("context")
     with pytest.raises(TypeError, match="the table is traced"):
         jax.jit(lambda tokens: tokens.agreed())(tokens)
+
+
+@pytest.mark.parametrize("strategy", ["halo", "ring"])
+def test_ranks_compare_what_chooses_their_collectives(strategy):
+    """Of an older program's tokens nothing is known: they are taken for mixed."""
+    layout, x = Layout("contiguous", 2, 8), np.ones((1, 8, 1, 4), np.float32)
+    window = (2, 0) if strategy == "halo" else None
+    x, tokens = layout.reorder(x, segment_ids=np.array([[0] * 4 + [1] * 4]))
+    tokens = tokens.agreed()
+
+    def lowered(tokens):
+        def local(tokens, x):
+            return jaxcomm.ring_attention(
+                x, x, x, "context", tokens, is_causal=True, strategy=strategy,
+                local_window_size=window, backend="host",
+            )  # fmt: skip
+
+        return jax.jit(split.sharded(local, 2, split.SPLIT)).lower(tokens, x).as_text()
+
+    older = dataclasses.replace(tokens, sizes=table.Sizes(*tokens.sizes[:3]))
+    for of, are_mixed in (tokens, False), (older, True):
+        said = f"tokens.sizes.are_mixed={are_mixed}" in lowered(of)
+        assert said == (strategy == "halo")
