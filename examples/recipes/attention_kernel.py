@@ -62,7 +62,7 @@ class Plain(Kernel):
         query, key, value = arrays
         query = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
         scores = hop.scores.scale * jnp.einsum("btkgd,bskd->btkgs", query, key)
-        seen = hop.seen()[:, :, None, None]  # positions and documents
+        seen = hop.pairs.allowed()[:, :, None, None]  # positions and documents
         return jnp.where(seen, scores, -jnp.inf), query, key, value
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -230,85 +230,6 @@ def _ends(tiles, axis: int):
         jnp.expand_dims(tiles.min(-1), axis),
         jnp.expand_dims(tiles.max(-1), axis),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A rectangle of a hop's queries and keys, by their numbers in the arrays.
-
-    Query i of the rectangle sees its keys ``i - left`` to ``i + right``. Where a bound
-    is None there is none. Either may be negative: they hold the distance between the
-    first query and the first key.
-
-    Attributes:
-      queries: first query and the one behind the last.
-      keys: the same for the keys.
-      left: how many keys before its own number a query sees.
-      right: how many keys after it. A causal square has ``right=0``.
-
-    >>> Block((2, 4), (0, 4)).is_empty
-    False
-    """
-
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-    left: int | None = None
-    right: int | None = None
-
-    def __post_init__(self):
-        if min(self.shape) < 0:
-            raise ValueError(
-                f"Block: queries {self.queries} and keys {self.keys}. Pass ranges that "
-                "do not end before they start."
-            )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """How many queries and how many keys it has."""
-        return self.queries[1] - self.queries[0], self.keys[1] - self.keys[0]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no query or no key."""
-        return 0 in self.shape
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each query sees every key."""
-        return self.left is None and self.right is None
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Queries of a hop, and all keys that they see, by their numbers in the arrays.
-
-    The positions of both ascend, in each document.
-
-    Attributes:
-      queries: first query and the one behind the last.
-      keys: the same for the keys.
-      are: ``"same"``: they are the same tokens. ``"among"``: the queries are among the
-        keys, and no position is left out. Of n keys the last has its own position, and
-        key j one less for each key behind it. Where that is negative the key is not
-        seen. ``"apart"``: they have no token in common. ``"behind"``: the keys are all
-        that lie directly before the queries in a window.
-      is_consecutive: whether positions of the queries leave none out.
-      starts: where its documents begin, as FlashAttention takes them; or None, if
-        nobody has looked.
-      longest: the most queries and keys of a document; or None, if they may be all.
-    """
-
-    queries: tuple[int, int]
-    keys: tuple[int, int]
-    are: Literal["same", "among", "apart", "behind"] = "among"
-    is_consecutive: bool = True
-    starts: Any = None
-    longest: tuple[int, int] | None = None
-
-
-jax.tree_util.register_dataclass(
-    Run, ["starts"], ["queries", "keys", "are", "is_consecutive", "longest"]
-)
 
 
 _P = ParamSpec("_P")

@@ -14,6 +14,7 @@ from jaxcomm.attention.kernels.kernel import Hop, finite, is_empty, merge, sum_d
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import Refused
 from jaxcomm.attention.mask import Ranges, promotes_ranks, ranges_of
+from jaxcomm.attention.pairs import Pairs
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.positions import (
     all_are_right,
@@ -294,7 +295,7 @@ def _call(
     """Return what strategies know of a call before they see an array."""
     bias, scale = inputs.bias, options.scale
     hop = Hop(
-        mask=problem.mask,
+        pairs=Pairs(problem.mask),
         scores=Scores(
             scale=problem.head_size**-0.5 if scale is None else scale,
             soft_cap=options.soft_cap,
@@ -327,7 +328,7 @@ def _asked(
     Options by their effect: a window that reaches the first key is none. The same on
     every process: no object is in it but numbers and names.
     """
-    mask, of_strategy = hop.mask, getattr(strategy, "__dataclass_fields__", ())
+    mask, of_strategy = hop.pairs.mask, getattr(strategy, "__dataclass_fields__", ())
     has_window = mask.left is not None or mask.right not in (0, None)
     arrays = {
         "documents": inputs.query_ids, "bias": inputs.bias, "sinks": sinks,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import compat
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 
 
 class Schedule(abc.ABC):

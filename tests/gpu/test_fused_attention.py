@@ -19,6 +19,7 @@ from jaxcomm.attention.kernels.cudnn import fused_attention_reason
 from jaxcomm.attention.kernels.selection import kernels_for
 from jaxcomm.attention.layout import Layout
 from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.pairs import Pairs
 from jaxcomm.attention.strategies.hops import blocks_of
 
 pytestmark = pytest.mark.gpu
@@ -83,11 +84,10 @@ def hop_of_ring(case, source):
         for layout, rank in zip(layouts, (1, SOURCES[source]), strict=True)
     )
     parts = [layout.schedule.segments(layout.local_length) for layout in layouts]
-    return hop.replace(
-        mask=mask, queries=queries, keys=of_keys, segments=tuple(parts),
-        blocks=distinct, block=jnp.int32(at),
-        has_residual=case.residual,
-    ), grad  # fmt: skip
+    pairs = Pairs(
+        mask, queries, of_keys, tuple(parts), blocks=distinct, block=jnp.int32(at)
+    )
+    return hop.replace(pairs=pairs, has_residual=case.residual), grad
 
 
 def check_hop(case, source, implementation):

@@ -11,6 +11,7 @@ from jaxcomm.attention.kernels.primitive import hop_backward, hop_forward
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import KERNELS
 from jaxcomm.attention.mask import Coordinates, Mask, Range
+from jaxcomm.attention.pairs import Pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +83,8 @@ def hop_of(case: Case):
     slopes = random.random(of_heads) if case.has_slopes else None
     seeds = random.integers(0, 2**32, of_heads) if case.dropout_rate else None
     lengths = case.queries + 3 - case.padding, case.keys - case.padding
-    hop = Hop(
-        mask=Mask(case.left, case.right, *lengths),
-        query=normal(case.batch, case.queries, case.heads, case.head_size),
-        key=normal(case.batch, case.keys, case.key_heads, case.head_size),
-        value=normal(case.batch, case.keys, case.key_heads, case.value_size),
+    pairs = Pairs(
+        Mask(case.left, case.right, *lengths),
         queries=Coordinates(
             jnp.arange(case.queries) + 3,
             ids(case.queries),
@@ -97,6 +95,12 @@ def hop_of(case: Case):
             ids(case.keys),
             range_of("keys", case.keys, case.queries),
         ),
+        segments=((case.queries,), (case.keys,)),
+    )
+    hop = Hop(
+        query=normal(case.batch, case.queries, case.heads, case.head_size),
+        key=normal(case.batch, case.keys, case.key_heads, case.head_size),
+        value=normal(case.batch, case.keys, case.key_heads, case.value_size),
         scores=Scores(
             scale=case.head_size**-0.5,
             bias=bias,
@@ -105,7 +109,7 @@ def hop_of(case: Case):
             soft_cap=case.soft_cap,
             dropout_rate=case.dropout_rate,
         ),
-        segments=((case.queries,), (case.keys,)),
+        pairs=pairs,
         has_residual=True,
         kernels=KERNELS,
     )

@@ -24,7 +24,7 @@ from jaxcomm.attention import (
 )
 from jaxcomm.attention.kernels import Kernel
 from jaxcomm.attention.layout import Layout, Tokens
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 from jaxcomm.attention.ring_attention import ring_attention
 from jaxcomm.attention.state import GatedDelta, causal_halo
 from jaxcomm.attention.strategies.strategy import Strategy

@@ -5,9 +5,10 @@ from jaxcomm.attention.kernels.kernel import Hop as Hop
 from jaxcomm.attention.kernels.kernel import Kernel as Kernel
 from jaxcomm.attention.kernels.kernel import Saved as Saved
 from jaxcomm.attention.kernels.selection import kernels_of as kernels_of
-from jaxcomm.attention.mask import Block as Block
 from jaxcomm.attention.mask import Coordinates as Coordinates
 from jaxcomm.attention.mask import Mask as Mask
+from jaxcomm.attention.pairs import Block as Block
+from jaxcomm.attention.pairs import Pairs as Pairs
 
 __all__ = [
     "Block",
@@ -16,6 +17,7 @@ __all__ = [
     "Hop",
     "Kernel",
     "Mask",
+    "Pairs",
     "Saved",
     "kernels_of",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Kernel, merge
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 
 # The units of the parts of a float32 number, whose range is beyond float16's.
 _PARTS = (2.0**10, 1.0, 2.0**-10, 2.0**-20)
@@ -99,8 +99,8 @@ class BlockKernel(Kernel):
     def forward(self, hop):
         query, value = hop.query, hop.value
         # Else XLA would cut the tiles of all hops before the first, and keep them.
-        key, block = jax.lax.optimization_barrier((hop.key, hop.block))
-        hop = hop.replace(key=key, block=block)
+        key, block = jax.lax.optimization_barrier((hop.key, hop.pairs.block))
+        hop = hop.replace(key=key).with_pairs(block=block)
 
         def compute(block: Block):
             rows, columns = slice(*block.queries), slice(*block.keys)
@@ -117,8 +117,8 @@ class BlockKernel(Kernel):
             out = jnp.zeros_like(query, shape=(*query.shape[:3], value.shape[3]))
             return out, jnp.full(query.shape[:3], -jnp.inf, hop.sum_dtype)
 
-        has_halves = are_halves(hop.blocks, query.shape[1], key.shape[1])
-        if has_halves and hop.queries.segment_ids is None:
+        has_halves = are_halves(hop.pairs.blocks, query.shape[1], key.shape[1])
+        if has_halves and hop.pairs.queries.segment_ids is None:
             out, lse = self._in_halves(hop)
         else:
             out, lse = _choose(hop, compute, skip)
@@ -132,7 +132,7 @@ class BlockKernel(Kernel):
         to go. Both blocks have the quarter of late queries and early keys. The other
         lies on the diagonal, and here the choice is only which part is read for it.
         """
-        is_late, half = hop.block == 1, hop.query.shape[1] // 2
+        is_late, half = hop.pairs.block == 1, hop.query.shape[1] // 2
         half_keys = hop.key.shape[1] // 2
         block = Block((0, half), (0, half_keys))
 
@@ -170,7 +170,7 @@ class BlockKernel(Kernel):
             return query[:, rows], out[:, rows], heads_first, grad_out[:, rows]
 
         # Outside of the branches: the hops of a ring share them.
-        cut = {block: of_queries(block) for block in hop.blocks}
+        cut = {block: of_queries(block) for block in hop.pairs.blocks}
 
         def compute(block: Block):
             columns = slice(*block.keys)
@@ -198,8 +198,10 @@ def _choose(hop: Hop, compute, skip):
     def branch(block: Block):
         return skip if block.is_empty else lambda: compute(block)
 
-    branches = [branch(block) for block in hop.blocks]
-    return branches[0]() if len(branches) == 1 else jax.lax.switch(hop.block, branches)
+    branches = [branch(block) for block in hop.pairs.blocks]
+    if len(branches) == 1:
+        return branches[0]()
+    return jax.lax.switch(hop.pairs.block, branches)
 
 
 def _embed(x, within: tuple[int, int], length: int, fill: float = 0):

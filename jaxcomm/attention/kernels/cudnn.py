@@ -7,7 +7,7 @@ import dataclasses
 
 from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 from jaxcomm.compat import gpus
 
 # Windows of 1,024 and 4,096 tokens are faster than by jaxcomm's kernels on an H100.
@@ -60,7 +60,7 @@ def _why_not(hop: Hop, is_named: bool) -> str | None:
     reason = gpus.why_not_arrays(hop, *_sizes(hop))
     if reason is not None:
         return reason
-    for block in hop.blocks:
+    for block in hop.pairs.blocks:
         if block.is_whole:
             continue
         rows, columns = block.shape
@@ -133,7 +133,7 @@ def _why_not_compiled(hop: Hop, sizes: tuple[int, int], is_named: bool) -> str |
     if reason is not None or (is_named and not found):
         return reason
     reason = _why_not_on(found, sizes, hop.is_backward)
-    return reason or _why_no_borders(hop.blocks)
+    return reason or _why_no_borders(hop.pairs.blocks)
 
 
 def _why_no_borders(blocks: tuple[Block, ...]) -> str | None:

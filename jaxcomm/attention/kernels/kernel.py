@@ -3,44 +3,31 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.scores import Scores
-from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
-
-_NOWHERE = Coordinates(None)
+from jaxcomm.attention.pairs import Pairs
 
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
     """Attention of a rank's queries over one block of keys.
 
-    ``scores`` say what becomes of ``query . key``. A key that the mask hides has weight
-    0. A hop is a pytree of arrays.
+    ``scores`` say what becomes of ``query . key``, and ``pairs`` which of them count: a
+    key that a query does not see has weight 0. A hop is a pytree of arrays.
 
     Attributes:
-      mask: which keys a query sees, by positions.
       scores: ``scale``; and ``bias``, ``slopes`` of ALiBi, ``seeds`` and
         ``dropout_rate``, and ``soft_cap``, which a kernel names in its ``options``. See
         ``Scores``.
+      pairs: which keys each query sees.
       query: (B, T, N, D) floating.
       key: (B, S, K, D) of the same dtype; K divides N.
       value: (B, S, K, V) of the same dtype.
-      queries: positions int32 (T,), or (B, T) if sequences differ; segment ids int32
-        (B, T), or None; and the range of keys that each may see, or None.
-      keys: the same of S keys.
       has_residual: whether the log-sum-exp may have a gradient.
-      segments: lengths of the parts that a tile should not straddle, of the queries
-        and of the keys.
-      blocks: for kernels that set ``by_blocks``: the queries see one of these. Empty if
-        no such kernel may compute it.
-      block: int32 scalar, which of the blocks it is. If None, the only one.
-      runs: for kernels that set ``by_runs``: all queries, in their order, and the keys
-        that they see. Empty if they are no runs, or no such kernel may compute it.
       kernels: the :class:`Kernel` objects that may compute it. The first that can does.
       refused: names of other kernels, and why they cannot.
       platform: ``"cpu"``, ``"cuda"``, ``"rocm"``, ``"tpu"`` or ``"other"``. None where
@@ -50,18 +37,12 @@ class Hop:
       is_backward: whether gradients are computed.
     """
 
-    mask: Mask
     scores: Scores
+    pairs: Pairs
     query: Any = None
     key: Any = None
     value: Any = None
-    queries: Coordinates = _NOWHERE
-    keys: Coordinates = _NOWHERE
     has_residual: bool = False
-    segments: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    blocks: tuple[Block, ...] = ()
-    block: Any = None
-    runs: tuple[Run, ...] = ()
     kernels: tuple[Any, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     platform: str | None = None
@@ -72,40 +53,17 @@ class Hop:
         """Return a hop with other attributes."""
         return dataclasses.replace(self, **changed)
 
-    def packed(
-        self, starts: Sequence[tuple], longest: tuple[int, int] | None = None
-    ) -> "Hop":
-        """Return a hop whose runs know where their documents begin."""
-        runs = (
-            dataclasses.replace(run, starts=each, longest=longest)
-            for run, each in zip(self.runs, starts, strict=True)
-        )
-        return self.replace(runs=tuple(runs))
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether somebody has looked where documents begin."""
-        return any(run.starts is not None for run in self.runs)
-
-    @property
-    def has_shared_tokens(self) -> bool:
-        """Whether all sequences of the batch have the same tokens."""
-        return self.queries.is_shared and self.keys.is_shared
+    def with_pairs(self, **changed: Any) -> "Hop":
+        """Return a hop with other attributes of its pairs."""
+        return self.replace(pairs=dataclasses.replace(self.pairs, **changed))
 
     @property
     def sum_dtype(self):
         """The dtype of sums."""
         return sum_dtype(self.query.dtype)
 
-    def seen(self) -> jax.Array:
-        """Return which keys each query sees, bool (B or 1, T, S), without the bias."""
-        queries, keys = (
-            jax.tree.map(jnp.atleast_2d, x) for x in (self.queries, self.keys)
-        )
-        return self.mask.allowed(queries.expanded(2), keys.expanded(1))
 
-
-_ARRAYS = ("query", "key", "value", "queries", "keys", "scores", "block", "runs")
+_ARRAYS = ["query", "key", "value", "pairs", "scores"]
 jax.tree_util.register_dataclass(
     Hop,
     _ARRAYS,
@@ -238,8 +196,8 @@ class Kernel(abc.ABC):
         ``"ranges"``, ``"bias"``, ``"alibi_slopes"``, ``"dropout"``,
         ``"logits_soft_cap"``. A call with another option is refused.
       by_blocks: whether it has no masks of positions, and computes one of
-        ``hop.blocks``. A call whose hops are no such blocks is refused.
-      by_runs: whether it also computes ``hop.runs``, where there are no blocks.
+        ``hop.pairs.blocks``. A call whose hops are no such blocks is refused.
+      by_runs: whether it also computes ``hop.pairs.runs``, where there are no blocks.
       rounds: whether its output is rounded to the dtype of the queries. The sums of
         ``grad_out * out`` are then of the rounded output.
     """

@@ -198,7 +198,7 @@ def _define(name, function, avals, is_backward: bool):
             if dim != _UNMAPPED
         )
         args, dims = (jax.tree.unflatten(tree, x) for x in (leaves, dims))
-        if args[0].is_packed:
+        if args[0].pairs.is_packed:
             # Where documents begin in a larger batch nobody has looked.
             args, dims = ((unpacked(hop), *others) for hop, *others in (args, dims))
         outs = avals(*jax.tree.map(_one_of, args, dims)).values()
@@ -265,22 +265,21 @@ def _fold(args, dims, count: int, is_backward: bool):
     def rest(hop):
         """Leave out what is folded in other ways, or not at all."""
         scores = hop.scores.replace(bias=None) if serves_all else hop.scores
-        return hop.replace(queries=None, keys=None, block=None, scores=scores)
+        hop = hop.with_pairs(queries=None, keys=None, block=None)
+        return hop.replace(scores=scores)
 
     folded = jax.tree.map(fold, rest(hop), rest(of_hop))
     scores = folded.scores.replace(bias=bias) if serves_all else folded.scores
-    block = hop.block
-    if block is not None and of_hop.block != _UNMAPPED:
+    pairs, of_pairs = hop.pairs, of_hop.pairs
+    block = pairs.block
+    if block is not None and of_pairs.block != _UNMAPPED:
         block = jnp.repeat(block, batch)
-    return (
-        folded.replace(
-            queries=fold_tokens(hop.queries, of_hop.queries),
-            keys=fold_tokens(hop.keys, of_hop.keys),
-            scores=scores,
-            block=block,
-        ),
-        *jax.tree.map(fold, tuple(others), tuple(of_others)),
+    folded = folded.replace(scores=scores).with_pairs(
+        queries=fold_tokens(pairs.queries, of_pairs.queries),
+        keys=fold_tokens(pairs.keys, of_pairs.keys),
+        block=block,
     )
+    return folded, *jax.tree.map(fold, tuple(others), tuple(of_others))
 
 
 def _unfold(x, count: int, shape):

@@ -14,7 +14,7 @@ from jaxcomm.attention.kernels.flash.kernel import FLASH
 from jaxcomm.attention.kernels.kernel import OPTIONS, Hop, Kernel
 from jaxcomm.attention.kernels.pallas.kernel import PALLAS
 from jaxcomm.attention.kernels.xla.kernel import XLA
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 from jaxcomm.compat import gpus
 
 _logger = logging.getLogger("jaxcomm.attention")
@@ -91,7 +91,7 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
       blocks: what is seen is one of these; or, in words, why no blocks are known.
     """
     why_no_blocks = str(blocks)
-    hop = hop.replace(blocks=() if isinstance(blocks, str) else blocks)
+    hop = hop.with_pairs(blocks=() if isinstance(blocks, str) else blocks)
     reasons = {each: _why_not(each, hop, why_no_blocks) for each in hop.kernels}
     kernels = [each for each, why in reasons.items() if why is None]
     refused = [(each.name, why) for each, why in reasons.items() if why is not None]
@@ -99,11 +99,10 @@ def narrowed(hop: Hop, blocks: tuple[Block, ...] | str) -> Hop:
         raise _refusal(refused)
     has_blocks = True in [kernel.by_blocks for kernel in kernels]
     has_runs = True in [kernel.by_runs for kernel in kernels]
-    return hop.replace(
-        kernels=tuple(kernels),
-        refused=tuple(refused),
-        blocks=hop.blocks if has_blocks else (),
-        runs=hop.runs if has_runs else (),
+    pairs = hop.pairs
+    return hop.replace(kernels=tuple(kernels), refused=tuple(refused)).with_pairs(
+        blocks=pairs.blocks if has_blocks else (),
+        runs=pairs.runs if has_runs else (),
     )
 
 
@@ -133,7 +132,7 @@ def unpacked(hop: Hop) -> Hop:
     """Return a hop for the kernels that take all documents, in any order."""
     kernels = tuple(kernel for kernel in hop.kernels if not kernel.by_runs)
     others = tuple(kernel for kernel in KERNELS if not kernel.by_runs)
-    return hop.replace(runs=(), kernels=kernels or others)
+    return hop.replace(kernels=kernels or others).with_pairs(runs=())
 
 
 def select(hop: Hop) -> Kernel:
@@ -168,9 +167,10 @@ def may_round(hop: Hop) -> bool:
 
 def _option_lacking(kernel: Kernel, hop: Hop) -> str | None:
     """Return the first option of a hop that a kernel does not honour."""
+    queries, keys = hop.pairs.queries, hop.pairs.keys
     given = {
-        "segment_ids": hop.queries.segment_ids,
-        "ranges": hop.queries.range if hop.keys.range is None else hop.keys.range,
+        "segment_ids": queries.segment_ids,
+        "ranges": queries.range if keys.range is None else keys.range,
         "bias": hop.scores.bias,
         "alibi_slopes": hop.scores.slopes,
         "dropout": hop.scores.seeds,
@@ -192,11 +192,11 @@ def _why_not(kernel: Kernel, hop: Hop, why_no_blocks: str) -> str | None:
             f"{type(kernel).__name__}.why_not returned {reason!r}. Give the reason in "
             "words, or None if the kernel can compute the hop."
         )
-    is_by_runs = kernel.by_runs and bool(hop.runs)
+    is_by_runs = kernel.by_runs and bool(hop.pairs.runs)
     if reason is None and kernel.by_blocks and not is_by_runs:
-        if not hop.blocks:
+        if not hop.pairs.blocks:
             return why_no_blocks
-        if any(tokens.positions.ndim > 1 for tokens in (hop.queries, hop.keys)):
+        if hop.pairs.differs_by_row:
             return "the sequences of the batch differ in their positions"
     return reason
 

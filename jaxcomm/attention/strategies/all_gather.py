@@ -13,7 +13,8 @@ import numpy as np
 from jaxcomm.attention.kernels.flash.sequences import Among
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
-from jaxcomm.attention.mask import PADDING, Coordinates, Run
+from jaxcomm.attention.mask import PADDING, Coordinates
+from jaxcomm.attention.pairs import Pairs, Run
 from jaxcomm.attention.strategies.hops import blocks_of, consecutive
 from jaxcomm.attention.strategies.loop import Loop
 from jaxcomm.attention.strategies.packing import Found, Packed
@@ -80,11 +81,14 @@ class Gathered(Walk):
             query=inputs.query,
             key=keys.key,
             value=keys.value,
-            queries=queries,
-            keys=of_keys,
-            runs=runs,
             scores=call.scores(inputs, bias),
-            segments=(layouts[0].segments, segments),
+            pairs=Pairs(
+                call.mask,
+                queries=queries,
+                keys=of_keys,
+                segments=(layouts[0].segments, segments),
+                runs=runs,
+            ),
         )
         if not call.mask.is_everything:
             return narrowed(hop, f"the strategy {self.name!r} masks by positions")
@@ -126,7 +130,7 @@ class _Collected(Loop):
 
     def look(self, packed: Packed, most: int) -> Found:
         """Look at the tokens of runs that are among their keys."""
-        runs = [Among(self.own, run) for run in self.own.runs]
+        runs = [Among(self.own, run) for run in self.own.pairs.runs]
         are_right = functools.reduce(jnp.logical_and, [x.are_right(most) for x in runs])
         is_held = self.inputs.is_right
         way = packed.found(0, are_right, None if is_held is None else ~is_held)

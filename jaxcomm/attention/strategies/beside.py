@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.pieces import Starts
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved, merge
-from jaxcomm.attention.mask import Coordinates, Mask, Run
+from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.pairs import Pairs, Run
 from jaxcomm.attention.strategies.loop import Loop, completion
 from jaxcomm.attention.table import MANY, Few, few, listed
 from jaxcomm.collectives.all_to_all import all_to_all
@@ -273,13 +274,13 @@ class FewHops(Beside):
             query=query,
             key=keys[0],
             value=keys[1],
-            queries=queries,
-            keys=of_keys,
-            mask=Mask(None, None, 1, 1),
-            segments=(counts[:1], counts[1:]),
-            blocks=(),
-            block=None,
-            runs=(run,),
+            pairs=Pairs(
+                mask=Mask(None, None, 1, 1),
+                queries=queries,
+                keys=of_keys,
+                segments=(counts[:1], counts[1:]),
+                runs=(run,),
+            ),
         )
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxcomm.attention.kernels.flash.sequences import border_of, of_border, of_own
 from jaxcomm.attention.kernels.selection import narrowed
-from jaxcomm.attention.mask import PADDING, Block, Coordinates, Run
+from jaxcomm.attention.mask import PADDING, Coordinates
+from jaxcomm.attention.pairs import Block, Pairs, Run
 from jaxcomm.attention.strategies.all_gather import Gathered, may_have_runs
 from jaxcomm.attention.strategies.beside import Beside, Part
 from jaxcomm.attention.strategies.hops import (
@@ -198,10 +199,10 @@ class _Border(Beside):
         beside = cls(call, inputs, border)
         whole = (0, beside.rows), (0, border)
         loop.beside, loop.look = beside, beside.look
+        segments, run = ((beside.rows,), (border,)), Run(*whole, "behind")
         loop.others = call.hop.replace(
             scores=call.scores(inputs, None),
-            segments=((beside.rows,), (border,)),
-            runs=(Run(*whole, "behind"),),
+            pairs=Pairs(call.mask, segments=segments, runs=(run,)),
         )
         hop = beside.hop(loop, jax.tree.map(beside.keys.of, inputs.keys))
         block = Block(*whole, left=(call.mask.left or 0) - border)
@@ -252,10 +253,9 @@ class _Border(Beside):
         if ids is not None:
             ids = jnp.where(self.is_first, PADDING, ids)
             queries = queries._replace(segment_ids=self.queries.of(queries.segment_ids))
-        return loop.others.replace(
-            query=self.queries.of(loop.inputs.query),
-            key=keys.key,
-            value=keys.value,
+        query = self.queries.of(loop.inputs.query)
+        hop = loop.others.replace(query=query, key=keys.key, value=keys.value)
+        return hop.with_pairs(
             queries=queries._replace(positions=at[: self.rows]),
             keys=Coordinates(before[-self.border :], ids),
         )

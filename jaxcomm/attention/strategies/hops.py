@@ -11,7 +11,8 @@ import numpy as np
 from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.selection import narrowed
 from jaxcomm.attention.layout import Layout, knows_all_ranks, positions_here
-from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
+from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.pairs import Block, Pairs, Run
 from jaxcomm.attention.schedules import Schedule
 from jaxcomm.attention.strategies.strategy import (
     AttentionCall,
@@ -185,9 +186,11 @@ def hops_of(
     # Padding is told by its segment ids alone.
     if call.is_self and (call.mask.query_length == call.size * rows or has_ids):
         is_consecutive = len(consecutive(layouts[0])) == 1
-        own = own.replace(runs=(Run((0, rows), (0, rows), "same", is_consecutive),))
+        run = Run((0, rows), (0, rows), "same", is_consecutive)
+        own = own.with_pairs(runs=(run,))
     if call.is_self and has_ids:
-        others = others.replace(runs=(Run((0, rows), (0, held), "apart", False),))
+        run = Run((0, rows), (0, held), "apart", False)
+        others = others.with_pairs(runs=(run,))
     of_own, of_others = blocks_of(*layouts, call.mask, held)
     own = narrowed(own, of_own)
     return own, narrowed(others, of_others) if has_others else own
@@ -210,17 +213,14 @@ def hop_of_block(
         at = positions_here(inputs.query_layout, me)
         queries, keys = (Coordinates(at, *known) for known in (of_queries, of_keys))
     which = None
-    if len(hop.blocks) > 1:
+    if len(hop.pairs.blocks) > 1:
         # Ranks are in the order of their first positions: see Schedule.
         is_later = queries.positions[0] < keys.positions[0]
         which = is_later.astype(jnp.int32)
+    bias = columns_of(inputs.bias, source * count, count)
+    hop = hop.with_pairs(queries=queries, keys=keys, block=which)
     return hop.replace(
-        key=block.key,
-        value=block.value,
-        queries=queries,
-        keys=keys,
-        scores=hop.scores.replace(bias=columns_of(inputs.bias, source * count, count)),
-        block=which,
+        key=block.key, value=block.value, scores=hop.scores.replace(bias=bias)
     )
 
 
@@ -251,10 +251,13 @@ def _known(call: AttentionCall, inputs: Inputs, width: int) -> Hop:
         query=inputs.query,
         key=inputs.key,
         value=inputs.value,
-        queries=abstract(layouts[0], inputs.query_ids, inputs.query_range),
-        keys=abstract(layouts[1], inputs.key_ids, inputs.key_range),
         scores=call.scores(inputs, bias),
-        segments=(layouts[0].segments * width, layouts[1].segments * width),
+        pairs=Pairs(
+            call.mask,
+            queries=abstract(layouts[0], inputs.query_ids, inputs.query_range),
+            keys=abstract(layouts[1], inputs.key_ids, inputs.key_range),
+            segments=(layouts[0].segments * width, layouts[1].segments * width),
+        ),
     )
 
 

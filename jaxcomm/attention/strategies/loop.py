@@ -119,7 +119,7 @@ class Loop:
     def starts_apart(self):
         """Whether a rank's own block is computed before the hops, and not as one."""
         is_packed = self.packing is not None
-        return is_packed or bool(self.others.blocks) or self.unrolls
+        return is_packed or bool(self.others.pairs.blocks) or self.unrolls
 
     @property
     def may_be_alone(self):

@@ -23,7 +23,8 @@ from jaxcomm.attention.kernels.flash.pieces import Pieces, Seen, Starts
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.selection import is_flash, unpacked
 from jaxcomm.attention.layout import positions_here
-from jaxcomm.attention.mask import Coordinates, Run
+from jaxcomm.attention.mask import Coordinates
+from jaxcomm.attention.pairs import Run
 from jaxcomm.attention.permutation import poison, poison_unless
 from jaxcomm.attention.strategies.beside import FewHops, FewTokens, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
@@ -50,9 +51,15 @@ def packed_of(ring: Loop) -> "Packed | None":
     if ring.inputs.query_ids is None:
         return None
     are_packed = all(
-        hop.runs and is_flash(hop.packed([()] * len(hop.runs))) for hop in ring.hops
+        hop.pairs.runs and is_flash(_packed(hop, [()] * len(hop.pairs.runs)))
+        for hop in ring.hops
     )
     return Packed(ring) if are_packed else None
+
+
+def _packed(hop: Hop, starts, longest=None) -> Hop:
+    """Return a hop that knows where the documents of its runs begin."""
+    return hop.replace(pairs=hop.pairs.packed(starts, longest))
 
 
 class Found(NamedTuple):
@@ -371,19 +378,19 @@ class Packing:
 
     def packed(self, hop: Hop, distance) -> Hop:
         """Return a hop that knows where documents begin."""
-        if hop.is_packed:
+        if hop.pairs.is_packed:
             return hop
         if is_own(distance):
             sizes = self.of.sizes
             longest = sizes and (sizes.longest, sizes.longest)
-            return hop.packed(self.found.own, longest)
+            return _packed(hop, self.found.own, longest)
         if self.found.beside:
-            return hop.packed(self.found.beside)
+            return _packed(hop, self.found.beside)
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]
         starts = seen.starts(*(self.of.batch * n for n in counts))
         run = Run((0, counts[0]), (0, counts[1]), "apart", False, starts)
-        return hop.replace(blocks=(), block=None, runs=(run,))
+        return hop.with_pairs(blocks=(), block=None, runs=(run,))
 
     def in_a_way(self, function, hop: Hop, distance, nothing):
         """Return ``function`` of a hop, or ``nothing()`` where nothing is seen."""

@@ -14,6 +14,7 @@ from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import may_round
 from jaxcomm.attention.layout import Layout, of_all_ranks
 from jaxcomm.attention.mask import Coordinates, Mask, Range
+from jaxcomm.attention.pairs import Pairs
 from jaxcomm.attention.permutation import poison_unless
 from jaxcomm.attention.table import Sizes
 from jaxcomm.primitives.call import Scope
@@ -206,7 +207,7 @@ class AttentionCall:
     @property
     def mask(self) -> Mask:
         """Which keys a query sees."""
-        return self.hop.mask
+        return self.hop.pairs.mask
 
     def scores(self, inputs: Inputs, bias) -> Scores:
         """Return those of a hop with a bias of its own, or None."""
@@ -228,11 +229,12 @@ def rounded(call: AttentionCall, inputs: Inputs, out):
     dtype = inputs.query.dtype
     if out.dtype == dtype:
         return out, None
-    hop = call.hop.replace(
-        scores=call.scores(inputs, inputs.bias),
+    pairs = Pairs(
+        call.mask,
         queries=Coordinates(None, inputs.query_ids, inputs.query_range),
         keys=Coordinates(None, inputs.key_ids, inputs.key_range),
-    )  # fmt: skip
+    )
+    hop = call.hop.replace(scores=call.scores(inputs, inputs.bias), pairs=pairs)
     found = out.astype(dtype)
     if may_round(hop):
         return found, None

@@ -184,7 +184,7 @@ class _Group:
         alone = dataclasses.replace(call, size=1)
         natural = dict(zip(("query_layout", "key_layout"), whole, strict=True))
         hop, _ = hops_of(alone, there._replace(**natural))
-        if hop.blocks or hop.runs:
+        if hop.pairs.blocks or hop.pairs.runs:
             self.ring, self.call = Ring(), alone
             self._layouts, self._places = natural, [x.places() for x in layouts]
             self._back = [x.all_positions() for x in layouts]

@@ -12,7 +12,7 @@ from jaxcomm.attention.kernels import blocks, cudnn
 from jaxcomm.attention.kernels.flash import kernel as flash
 from jaxcomm.attention.kernels.flash import library
 from jaxcomm.attention.kernels.selection import kernels_of
-from jaxcomm.attention.mask import Block
+from jaxcomm.attention.pairs import Block
 from jaxcomm.attention.schedules import Zigzag
 from jaxcomm.attention.strategies import loop
 from jaxcomm.compat import gpus

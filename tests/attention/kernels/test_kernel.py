@@ -80,7 +80,7 @@ def test_it_is_asked_with_shapes_before_and_for_each_platform(lowered):
     hop = Told.asked[-1]
     assert hop.query.shape == (2, 6, 4, 64)
     assert hop.query.dtype == jnp.bfloat16
-    assert hop.mask.is_causal
+    assert hop.pairs.mask.is_causal
 
 
 def test_its_bias_is_of_the_keys_of_a_hop(lowered):
@@ -119,12 +119,14 @@ class ByBlocks(Plain):
 
     def _scores(self, hop):
         scores, *arrays = super()._scores(hop)
+        pairs = hop.pairs
         queries, keys = (
-            attention.kernels.Coordinates(x.positions) for x in (hop.queries, hop.keys)
+            attention.kernels.Coordinates(x.positions)
+            for x in (pairs.queries, pairs.keys)
         )
-        (seen,) = hop.replace(queries=queries, keys=keys).seen()
-        told = jnp.stack([_seen_in(block, seen.shape) for block in hop.blocks])
-        is_right = (seen == told[0 if hop.block is None else hop.block]).all()
+        (seen,) = attention.kernels.Pairs(pairs.mask, queries, keys).allowed()
+        told = jnp.stack([_seen_in(block, seen.shape) for block in pairs.blocks])
+        is_right = (seen == told[0 if pairs.block is None else pairs.block]).all()
         return jnp.where(is_right, scores, jnp.nan), *arrays
 
 

@@ -58,8 +58,7 @@ def test_tiles_that_see_nothing_are_not_read():
         kernels=(KERNEL,),
         key=hop.key + poison.astype("bfloat16"),
         value=hop.value + poison.astype("bfloat16"),
-        queries=Coordinates(jnp.arange(64)),
-    )
+    ).with_pairs(queries=Coordinates(jnp.arange(64)))
     out, lse = hop_forward(hop)
     assert jnp.isfinite(out[:, :32]).all()
     assert jnp.isnan(out[:, 32:]).any()
@@ -70,7 +69,7 @@ def test_tiles_that_see_nothing_are_not_read():
 def test_visits_list_whole_tiles_first_and_count_what_is_seen():
     case = Case(left=32, right=0, queries=64, keys=64)
     hop, _ = hop_of(case)
-    hop = hop.replace(queries=Coordinates(jnp.arange(64)))
+    hop = hop.with_pairs(queries=Coordinates(jnp.arange(64)))
     by_query, by_key = Work(hop, SMALL).visits()
     # Of a band of 33: the diagonal and the far edge need the mask.
     assert by_query.counts[0].tolist() == [[0, 1], [1, 2], [1, 3], [1, 3]]
@@ -86,10 +85,11 @@ def test_kernels_go_on_from_what_other_keys_gave(shift):
     """Keys that are ``shift`` positions further on, after keys at the beginning."""
     case = Case(batch=2, queries=50, keys=40, heads=4, right=0, has_slopes=shift == 0)
     hop, grad = hop_of(case)
-    mask = dataclasses.replace(hop.mask, key_length=2000)
-    hop = hop.replace(kernels=(KERNEL,), mask=mask)
-    further = hop.keys._replace(positions=hop.keys.positions + shift)
-    second = hop.replace(key=hop.key[:, ::-1], keys=further)
+    mask = dataclasses.replace(hop.pairs.mask, key_length=2000)
+    hop = hop.replace(kernels=(KERNEL,)).with_pairs(mask=mask)
+    keys = hop.pairs.keys
+    further = keys._replace(positions=keys.positions + shift)
+    second = hop.replace(key=hop.key[:, ::-1]).with_pairs(keys=further)
 
     @jax.jit
     def run(hop, second, grad):

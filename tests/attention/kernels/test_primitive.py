@@ -42,8 +42,10 @@ def _both(hop, saved):
 UNMAPPED = {
     "nothing": (),
     "keys and bias": (".key", ".value", ".scores.bias"),
-    "query and positions": (".query", ".queries.positions", ".keys.positions"),
-}
+    "query and positions": (
+        ".query", ".pairs.queries.positions", ".pairs.keys.positions",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("unmapped", UNMAPPED)
@@ -58,6 +60,8 @@ def test_vmap_is_one_by_one(unmapped):
     dims = jax.tree_util.tree_map_with_path(
         lambda path, _: 0 if is_mapped(path) else None, args
     )
+    mapped = [dim for dim in jax.tree.leaves(dims) if dim is not None]
+    assert len(jax.tree.leaves(args)) - len(mapped) == len(UNMAPPED[unmapped])
     args = jax.tree_util.tree_map_with_path(
         lambda path, x: x if is_mapped(path) else x[0], args
     )

@@ -6,7 +6,8 @@ import pytest
 
 from jaxcomm.attention.kernels.blocks import are_halves
 from jaxcomm.attention.kernels.xla.tiles import Cut
-from jaxcomm.attention.mask import FULL, SKIP, Block, Coordinates, Mask
+from jaxcomm.attention.mask import FULL, SKIP, Coordinates, Mask
+from jaxcomm.attention.pairs import Block
 
 
 def test_the_edge_fill_repeats_the_last_token_of_each_segment():

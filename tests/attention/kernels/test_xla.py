@@ -26,8 +26,7 @@ def test_skipped_tiles_are_not_computed(small_tiles):
         kernels=(small_tiles,),
         key=hop.key + poison,
         value=hop.value + poison,
-        queries=Coordinates(jnp.arange(8)),
-    )
+    ).with_pairs(queries=Coordinates(jnp.arange(8)))
     out, lse, grads = both(hop, grad)
     for x in (out, lse, grads.query):
         assert jnp.isfinite(x[:, :4]).all()

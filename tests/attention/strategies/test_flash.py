@@ -18,7 +18,8 @@ from jaxcomm.attention.kernels.kernel import Hop
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.kernels.selection import select
 from jaxcomm.attention.kernels.xla.kernel import XLA
-from jaxcomm.attention.mask import Block, Coordinates, Mask, Run
+from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.pairs import Block, Pairs, Run
 
 pytestmark = pytest.mark.usefixtures("called")
 
@@ -183,14 +184,13 @@ def test_rows_with_positions_of_their_own_are_left_to_others(called):
     rows = Coordinates(jax.ShapeDtypeStruct((2, 4), jnp.int32))
     block = Block((0, 4), (0, 4), right=0)
     x = jax.ShapeDtypeStruct((2, 4, 1, 8), jnp.bfloat16)
-    hop = Hop(
-        Mask(None, 0, 4, 4), Scores(1.0), query=x, key=x, value=x, queries=rows,
-        keys=rows, blocks=(block,), runs=(Run((0, 4), (0, 4)),), platform="cpu",
-        kernels=(flash.FLASH, XLA),
-    )  # fmt: skip
+    run = Run((0, 4), (0, 4))
+    pairs = Pairs(Mask(None, 0, 4, 4), rows, rows, blocks=(block,), runs=(run,))
+    kernels = flash.FLASH, XLA
+    hop = Hop(Scores(1.0), pairs, x, x, x, platform="cpu", kernels=kernels)
     assert select(hop) is XLA
     shared = Coordinates(jax.ShapeDtypeStruct((4,), jnp.int32))
-    hop = hop.replace(queries=shared, keys=shared)
+    hop = hop.with_pairs(queries=shared, keys=shared)
     assert select(hop) is flash.FLASH
     # Its numbers of elements have 32 bits.
     long = jax.ShapeDtypeStruct((2, 2**23, 1, 8), jnp.bfloat16)

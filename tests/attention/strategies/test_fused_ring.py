@@ -20,6 +20,7 @@ from jaxcomm.attention.kernels import cudnn
 from jaxcomm.attention.kernels.kernel import Hop, Saved
 from jaxcomm.attention.kernels.scores import Scores
 from jaxcomm.attention.mask import Coordinates, Mask
+from jaxcomm.attention.pairs import Pairs
 from jaxcomm.attention.strategies import loop
 from jaxcomm.compat import gpus
 
@@ -34,12 +35,9 @@ def _hop_of(query, key, value, *, scale, is_causal, left=None):
         assert lengths[0] == lengths[1]
     else:
         assert left is None
-    return Hop(
-        Mask(left, 0 if is_causal else None, *lengths),
-        Scores(scale),
-        *(query, key, value),
-        *(Coordinates(jnp.arange(length)) for length in lengths),
-    )
+    tokens = (Coordinates(jnp.arange(length)) for length in lengths)
+    pairs = Pairs(Mask(left, 0 if is_causal else None, *lengths), *tokens)
+    return Hop(Scores(scale), pairs, query, key, value)
 
 
 def model_forward(query, key, value, **options):

@@ -13,7 +13,7 @@ from jaxcomm.attention.kernels.blocks import COLUMNS, BlockKernel, with_delta
 from jaxcomm.attention.kernels.cudnn import CUDNN
 from jaxcomm.attention.kernels.flash import library, sequences
 from jaxcomm.attention.kernels.kernel import Grads, Hop, Saved
-from jaxcomm.attention.mask import Block, Run
+from jaxcomm.attention.pairs import Block, Run
 from jaxcomm.compat import gpus
 
 _CAPABILITY = (9, 0)
@@ -101,8 +101,9 @@ def _cut(x, size: int):
 
 def _is_block(hop: Hop) -> bool:
     """Whether a hop is a block; else its runs are computed."""
-    has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
-    return bool(hop.blocks) and hop.queries.segment_ids is None and not has_rows
+    pairs = hop.pairs
+    is_plain = pairs.queries.segment_ids is None and not pairs.differs_by_row
+    return bool(pairs.blocks) and is_plain
 
 
 def _chosen(hop: Hop) -> Hop:
@@ -113,11 +114,12 @@ def _chosen(hop: Hop) -> Hop:
     """
     if not _is_block(hop):
         return hop
-    trimmed = hop.replace(blocks=tuple(map(_trimmed, hop.blocks)))
-    if len(hop.blocks) == 1:
+    blocks = hop.pairs.blocks
+    trimmed = hop.with_pairs(blocks=tuple(map(_trimmed, blocks)))
+    if len(blocks) == 1:
         return trimmed
-    bounds = {(each.left, each.right) for each in hop.blocks if not each.is_empty}
-    are_squares = all(x.is_empty or x.shape[0] == x.shape[1] for x in hop.blocks)
+    bounds = {(each.left, each.right) for each in blocks if not each.is_empty}
+    are_squares = all(x.is_empty or x.shape[0] == x.shape[1] for x in blocks)
     if bounds == {(None, 0)} and are_squares:
         are = "same"
     elif bounds == {(None, None)}:
@@ -126,7 +128,7 @@ def _chosen(hop: Hop) -> Hop:
         return trimmed
     run = Run((0, hop.query.shape[1]), (0, hop.key.shape[1]), are, False)
     run = dataclasses.replace(run, starts=sequences.of_blocks(hop, run))
-    return hop.replace(blocks=(), block=None, runs=(run,))
+    return hop.with_pairs(blocks=(), block=None, runs=(run,))
 
 
 def _options(hop: Hop, block: Block) -> dict:
@@ -177,13 +179,13 @@ def _why_not(hop: Hop) -> str | None:
     reason = gpus.why_not_arrays(hop, _size(hop) + has_columns * COLUMNS)
     if reason is not None:
         return reason
-    if hop.queries.segment_ids is not None:
-        if not hop.runs:
+    if hop.pairs.queries.segment_ids is not None:
+        if not hop.pairs.runs:
             return (
                 "it takes documents where a rank's keys are its own, or all in their "
                 "natural order"
             )
-        if hop.platform is not None and not hop.is_packed:
+        if hop.platform is not None and not hop.pairs.is_packed:
             return "nothing says where the documents begin"
     if hop.is_backward and _DETERMINISTIC in os.environ.get("XLA_FLAGS", ""):
         return f"its gradients are not deterministic, which {_DETERMINISTIC} asks for"
@@ -195,7 +197,7 @@ def _why_not(hop: Hop) -> str | None:
         return f"a query of shape {query.shape} is too large for it in a batch"
     if _is_block(hop):
         return None
-    return _why_not_runs(hop) if hop.runs else None
+    return _why_not_runs(hop) if hop.pairs.runs else None
 
 
 # Runs of queries: one call of the packed kernel each, for all their documents.
@@ -203,15 +205,15 @@ def _why_not(hop: Hop) -> str | None:
 
 def _why_not_runs(hop: Hop) -> str | None:
     """Say why the runs of a hop cannot be computed as packed sequences, or None."""
-    mask = hop.mask
-    has_rows = any(x.positions.ndim > 1 for x in (hop.queries, hop.keys))
-    if has_rows and any(run.are in ("among", "behind") for run in hop.runs):
+    mask, runs = hop.pairs.mask, hop.pairs.runs
+    by_places = any(run.are in ("among", "behind") for run in runs)
+    if by_places and hop.pairs.differs_by_row:
         return "the sequences of the batch differ in their positions"
     if mask.right not in (0, None) or (mask.right is None and mask.left is not None):
         return "in packed sequences a window ends at the query's own token"
-    if any(run.are == "behind" for run in hop.runs):
+    if any(run.are == "behind" for run in runs):
         return None
-    if mask.left is not None and not all(run.is_consecutive for run in hop.runs):
+    if mask.left is not None and not all(run.is_consecutive for run in runs):
         return "a window is counted in tokens, and a rank's tokens jump"
     return None
 
@@ -225,7 +227,7 @@ def _attend_in_runs(hop: Hop):
 
 def _gradients_of_runs(hop: Hop, saved: Saved) -> Grads:
     """Return the gradients of the runs of a hop."""
-    of_keys = hop.query.dtype if len(hop.runs) == 1 else hop.sum_dtype
+    of_keys = hop.query.dtype if len(hop.pairs.runs) == 1 else hop.sum_dtype
     found = (_gradients_of_run(*of, saved) for of in _runs(hop))
     queries, *keys = zip(*found, strict=True)
     sums = (
@@ -238,12 +240,12 @@ def _runs(hop: Hop):
     """Return the hop with each of its runs, and where its sequences begin."""
     return [
         (hop, run, sequences.of_run(hop, run) if run.starts is None else run.starts)
-        for run in hop.runs
+        for run in hop.pairs.runs
     ]
 
 
 def _options_of_run(hop: Hop, run: Run) -> dict:
-    left, right = hop.mask.left, hop.mask.right
+    left, right = hop.pairs.mask.left, hop.pairs.mask.right
     window = -1 if left is None else left, -1 if right is None else right
     if run.are == "apart":  # What is seen of another rank's keys is all of a sequence.
         window = -1, -1
@@ -264,7 +266,7 @@ def _packed(x, part: tuple[int, int]):
 
 def _seen(hop: Hop, run: Run, lse, otherwise: float):
     """Return the log-sum-exp of (B, queries, N), of rows that see nothing another."""
-    ids = hop.queries.segment_ids
+    ids = hop.pairs.queries.segment_ids
     if run.are != "behind" or ids is None:
         return lse
     ids = ids[:, slice(*run.queries)]

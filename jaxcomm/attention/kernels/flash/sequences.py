@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxcomm.attention.kernels.flash.pieces import Pieces, Starts, joined, places
 from jaxcomm.attention.kernels.kernel import Hop
-from jaxcomm.attention.mask import Mask, Run
+from jaxcomm.attention.mask import Mask
+from jaxcomm.attention.pairs import Run
 
 
 def of_own(pieces: Pieces, tokens: int) -> Starts:
@@ -48,11 +49,12 @@ def of_blocks(hop: Hop, run: Run) -> Starts:
         (first, end), (key, key_end) = block.queries, block.keys
         return (0, 0), (first, 0), (first, key), (end, key_end), (ends[0], key_end)
 
-    at = np.array([corners(block) for block in hop.blocks], np.int32)
+    at = np.array([corners(block) for block in hop.pairs.blocks], np.int32)
     # Of no block there is anything between two corners at one place.
     behind = np.append(at[:, 1:], np.broadcast_to(ends, at[:, :1].shape), 1)
     at = at[:, (at != behind).any((0, 2))]
-    at = jnp.asarray(at[0]) if hop.block is None else jnp.asarray(at)[hop.block]
+    which = hop.pairs.block
+    at = jnp.asarray(at[0]) if which is None else jnp.asarray(at)[which]
     rows = np.arange(hop.query.shape[0], dtype=np.int32)[:, None, None]
     at = (at + rows * np.array(ends, np.int32)).reshape(-1, 2)
     last = hop.query.shape[0] * np.array([ends], np.int32)
@@ -122,7 +124,8 @@ class Among:
     """
 
     def __init__(self, hop: Hop, run: Run):
-        self.mask: Mask = hop.mask
+        pairs = hop.pairs
+        self.mask: Mask = pairs.mask
         self.batch = hop.query.shape[0]
         self.queries = run.queries[1] - run.queries[0]
         self.keys = run.keys[1] - run.keys[0]
@@ -130,14 +133,14 @@ class Among:
         self._own: Any = 0
         self._first: Any = 0
         if run.are == "among":
-            at = hop.keys.positions[run.keys[1] - 1] - (self.keys - 1)
-            self._own = hop.queries.positions[run.queries[0]] - at
+            at = pairs.keys.positions[run.keys[1] - 1] - (self.keys - 1)
+            self._own = pairs.queries.positions[run.queries[0]] - at
             self._first = jnp.maximum(-at, 0)
         self.ids: Any = None
         self.key_ids: Any = None
-        if hop.queries.segment_ids is not None:
-            self.ids = hop.queries.segment_ids[:, slice(*run.queries)]
-            key_ids = hop.keys.segment_ids[:, slice(*run.keys)]
+        if pairs.queries.segment_ids is not None:
+            self.ids = pairs.queries.segment_ids[:, slice(*run.queries)]
+            key_ids = pairs.keys.segment_ids[:, slice(*run.keys)]
             is_key = jax.lax.iota(jnp.int32, self.keys) >= self._first
             self.key_ids = jnp.where(is_key, key_ids, -1)
 

@@ -72,15 +72,15 @@ class Work:
         self.group = self.heads // hop.key.shape[2]
         self.query = self.pad_rows(hop.query)
         self.key, self.value = (_pad(x, sizes.keys) for x in (hop.key, hop.value))
-        batch = 1 if hop.has_shared_tokens else self.batch
+        batch = 1 if hop.pairs.has_shared_tokens else self.batch
 
         def pad(tokens: Coordinates, size: int, fill: int | None = None):
             found = jax.tree.map(lambda x: _pad_tokens(x, batch, size), tokens)
             at = _pad_tokens(tokens.positions, batch, size, fill)
             return found._replace(positions=at)
 
-        self.queries = pad(hop.queries, sizes.queries)
-        self.keys = pad(hop.keys, sizes.keys, _BEYOND)
+        self.queries = pad(hop.pairs.queries, sizes.queries)
+        self.keys = pad(hop.pairs.keys, sizes.keys, _BEYOND)
         self.slopes, self.seeds = hop.scores.slopes, hop.scores.seeds
         self.bias = hop.scores.bias
         if self.bias is not None:
@@ -106,7 +106,7 @@ class Work:
     def modes(self):
         """Return what each pair of tiles needs, int32 (1 or B, tiles, tiles)."""
         sizes = self.sizes.queries, self.sizes.keys
-        return self.hop.mask.modes(
+        return self.hop.pairs.mask.modes(
             *(
                 jax.tree.map(lambda x, size=size: x.reshape(len(x), -1, size), tokens)
                 for tokens, size in zip((self.queries, self.keys), sizes, strict=True)
@@ -143,7 +143,7 @@ class Work:
         slope, seed, bias = terms
         return Tile(
             scores=self.hop.scores.replace(bias=bias, slopes=slope, seeds=seed),
-            mask=self.hop.mask,
+            mask=self.hop.pairs.mask,
             rows=rows.expanded(0 if across else 1),
             keys=keys.expanded(1 if across else 0),
             is_masked=is_masked,

@@ -181,16 +181,16 @@ class Tiles:
         self._all_heads = self._batch * self._key_heads
         self._group = query_heads // self._key_heads
         rows = max(_FEWEST_QUERIES, tokens // self._group)
-        self._queries = Cut.fit(hop.segments[0], rows)
-        self._keys = Cut.fit(hop.segments[1], tokens)
+        self._queries = Cut.fit(hop.pairs.segments[0], rows)
+        self._keys = Cut.fit(hop.pairs.segments[1], tokens)
         self.bias = None
         if hop.scores.bias is not None:
             shape = self._key_heads, self._group
             self.bias = BiasTiles(hop.scores.bias, self._queries, self._keys, *shape)
         queries, keys = self._split_tokens()
-        self._shared = queries, keys, hop.mask.modes(queries, keys)
+        self._shared = queries, keys, hop.pairs.mask.modes(queries, keys)
         per_head: Any = (None, None, None)
-        if not hop.has_shared_tokens:
+        if not hop.pairs.has_shared_tokens:
             per_head = jax.tree.map(
                 lambda x: jnp.repeat(x, self._key_heads, 0), self._shared
             )
@@ -203,8 +203,8 @@ class Tiles:
 
     def if_visible(self, compute, nothing):
         """Compute the hop, or nothing where documents or ranges leave nothing."""
-        hop = self.hop
-        if (hop.queries.segment_ids, hop.queries.range, hop.keys.range) == (None,) * 3:
+        queries, keys = self.hop.pairs.queries, self.hop.pairs.keys
+        if (queries.segment_ids, queries.range, keys.range) == (None,) * 3:
             return compute()
         return jax.lax.cond((self._shared[2] != SKIP).any(), compute, nothing)
 
@@ -249,7 +249,7 @@ class Tiles:
             scores=self.hop.scores.replace(
                 bias=bias, slopes=of_rows(head.slopes), seeds=of_rows(head.seeds)
             ),
-            mask=self.hop.mask,
+            mask=self.hop.pairs.mask,
             rows=jax.tree.map(of_tokens, row.tokens),
             keys=jax.tree.map(of_keys, column.tokens),
             is_masked=is_masked,
@@ -304,7 +304,7 @@ class Tiles:
 
         Both have a dimension B if one of them has.
         """
-        is_shared = self.hop.has_shared_tokens
+        is_shared = self.hop.pairs.has_shared_tokens
 
         def split(tokens: Coordinates, cut: Cut, fill):
             def one(x, fill):
@@ -316,6 +316,6 @@ class Tiles:
             found = jax.tree.map(lambda x: one(x, "edge"), tokens)
             return found._replace(positions=one(tokens.positions, fill))
 
-        hop = self.hop
-        queries = split(hop.queries, self._queries, "edge")
-        return queries, split(hop.keys, self._keys, _BEYOND)
+        pairs = self.hop.pairs
+        queries = split(pairs.queries, self._queries, "edge")
+        return queries, split(pairs.keys, self._keys, _BEYOND)
