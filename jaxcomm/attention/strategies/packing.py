@@ -50,16 +50,12 @@ def packed_of(ring: Loop) -> "Packed | None":
     """
     if ring.inputs.query_ids is None:
         return None
-    are_packed = all(
-        hop.pairs.runs and is_flash(_packed(hop, [()] * len(hop.pairs.runs)))
-        for hop in ring.hops
-    )
-    return Packed(ring) if are_packed else None
 
+    def is_packed(hop):
+        runs = hop.pairs.runs
+        return runs and is_flash(hop.replace(pairs=hop.pairs.packed([()] * len(runs))))
 
-def _packed(hop: Hop, starts, longest=None) -> Hop:
-    """Return a hop that knows where the documents of its runs begin."""
-    return hop.replace(pairs=hop.pairs.packed(starts, longest))
+    return Packed(ring) if all(map(is_packed, ring.hops)) else None
 
 
 class Found(NamedTuple):
@@ -383,9 +379,9 @@ class Packing:
         if is_own(distance):
             sizes = self.of.sizes
             longest = sizes and (sizes.longest, sizes.longest)
-            return _packed(hop, self.found.own, longest)
+            return hop.replace(pairs=hop.pairs.packed(self.found.own, longest))
         if self.found.beside:
-            return _packed(hop, self.found.beside)
+            return hop.replace(pairs=hop.pairs.packed(self.found.beside))
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]
         starts = seen.starts(*(self.of.batch * n for n in counts))
