@@ -180,37 +180,6 @@ class Listed(NamedTuple):
         return _in_rows(of_row, x, self.tokens)
 
 
-class FewTokens(NamedTuple):
-    """Which tokens are sent and computed, by one measure of a table.
-
-    Attributes:
-      count: how many are few.
-      queries, keys: int32 (B, few), the tokens of this rank that see, and those that
-        are seen; None where they are all.
-      listed: int32 (B, some), of the keys of all ranks those that sequences see.
-      starts: of the sequences.
-    """
-
-    count: int
-    queries: Any
-    keys: Any
-    listed: Any
-    starts: Starts
-
-    @classmethod
-    def of(cls, way: int, found: Few, size: int, tokens: int) -> "FewTokens":
-        """Return those of a rank of ``tokens``, as ``Table.few`` has them."""
-        count = few(tokens, way)
-        some = listed(count, size)
-        queries, keys = (
-            None if way == MANY else _tokens_of(x, count)
-            for x in (found.queries, found.keys)
-        )
-        starts = (in_rows(found.starts[:, i], n) for i, n in enumerate((count, some)))
-        of_all = _tokens_of(found.listed, some)
-        return cls(count, queries, keys, of_all, Starts(*starts))
-
-
 def in_rows(starts, tokens: int):
     """Return starts of rows, one behind the other: int32 (B, n) to (B * n,).
 
@@ -233,17 +202,25 @@ class FewHops(Beside):
     """The hops of other ranks' keys, of a ring, in one call.
 
     Args:
-      known: which tokens.
+      way: FEWEST, FEW or MANY: how many tokens are sent and computed.
+      found: what a table says of this rank in that way.
+      size: number of ranks.
+      tokens: how many a rank has in a row.
       longest: the most queries and keys of a sequence, or None.
     """
 
-    def __init__(self, known: FewTokens, longest=None):
-        queries, keys = known.queries, known.keys
-        parts = (Part(slice(None) if x is None else x) for x in (queries, keys))
-        self.queries, self.keys = parts
-        self.count = known.count
-        self.listed, self.starts = Listed(known.listed), known.starts
-        self.longest = longest
+    def __init__(self, way: int, found: Few, size: int, tokens: int, longest=None):
+        self.count, self.longest = few(tokens, way), longest
+        self.queries, self.keys = (
+            Part(slice(None) if way == MANY else _tokens_of(x, self.count))
+            for x in (found.queries, found.keys)
+        )
+        some = listed(self.count, size)
+        self.listed = Listed(_tokens_of(found.listed, some))
+        counts = self.count, some
+        self.starts = Starts(
+            *(in_rows(found.starts[:, i], n) for i, n in enumerate(counts))
+        )
 
     def start(self, loop):
         sent = [self.keys.of(x) for x in loop.own_block[:2]]

@@ -26,7 +26,7 @@ from jaxcomm.attention.layout import positions_here
 from jaxcomm.attention.mask import Coordinates
 from jaxcomm.attention.pairs import Run
 from jaxcomm.attention.permutation import poison, poison_unless
-from jaxcomm.attention.strategies.beside import FewHops, FewTokens, in_rows
+from jaxcomm.attention.strategies.beside import FewHops, in_rows
 from jaxcomm.attention.strategies.loop import Loop, is_own
 from jaxcomm.attention.strategies.strategy import AttentionCall, Inputs, keep
 from jaxcomm.attention.table import ALL, FEWEST, MANY, NONE, OWN, SHARES, Table
@@ -349,11 +349,11 @@ class Packed:
         if way in self.in_one_call:
             size = self.ring.call.size
             table = Table.of(found.table, size, self.tokens)
-            some = FewTokens.of(way, table.few[way - FEWEST], size, self.tokens)
             longest = None
             if self.sizes is not None and way == MANY:
                 longest = self.tokens, self.sizes.keys
-            ring.beside = FewHops(some, longest)
+            of_way = table.few[way - FEWEST]
+            ring.beside = FewHops(way, of_way, size, self.tokens, longest)
         return ring
 
 
