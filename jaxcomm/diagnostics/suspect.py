@@ -59,7 +59,9 @@ class Account:
 
     @property
     def died(self) -> bool:
-        """Whether it ended by a failure of its own, not since a collective failed."""
+        """Whether it failed by itself: no collective did, nor was it asked to end."""
+        if self.seen and self.seen.was_asked:
+            return False
         status = self.seen.status if self.seen else None
         # The extension ends a process before it writes that the collective failed.
         has_failed = self.has_failed or (status == ENDED_STATUS and self.waits_in)
@@ -89,7 +91,8 @@ def _that(is_so: Callable[[Account], bool]) -> Clue:
 
 def _first_failed(accounts: Sequence[Account]) -> list[Account]:
     """Of those that died, whose end was seen first: it may be why the others died."""
-    failed = [each for each in accounts if each.seen and each.seen.order]
+    seen = [each for each in accounts if each.seen and not each.seen.was_asked]
+    failed = [each for each in seen if each.seen and each.seen.order]
     first = min((each.seen.order for each in failed if each.seen), default=0)
     return [each for each in failed if each.seen and each.seen.order == first]
 

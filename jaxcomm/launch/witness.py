@@ -57,6 +57,7 @@ class Witness:
         self._status: dict[int, int] = {}
         self._order: dict[int, int] = {}
         self._given_up: set[int] = set()
+        self._asked: set[int] = set()
         self._before: dict[int, Usage | None] = {}
 
     def note(self, number: int, status: int, given_up: bool = False) -> None:
@@ -67,6 +68,10 @@ class Witness:
             self._status.setdefault(number, status)
         if status:
             self._order.setdefault(number, len(self._order) + 1)
+
+    def note_request(self) -> None:
+        """Note that somebody asks all processes to end: what follows is no failure."""
+        self._asked = self._processes.keys() - self._order.keys()
 
     def look_at(self, process: Process) -> None:
         """Look at a process that was started again."""
@@ -135,6 +140,7 @@ class Witness:
                     status=self._status.get(number),
                     order=self._order.get(number, 0),
                     was_given_up=number in self._given_up,
+                    was_asked=number in self._asked,
                     state=usage.state if usage else "",
                     works=works,
                     call=usage.call if usage else "",

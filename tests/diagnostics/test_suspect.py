@@ -59,6 +59,10 @@ OF = {
         {"is_missing": True, "seen": {"state": "R", "works": True}},
         "it runs (state R), and its CPU time moves on",
     ),
+    "did not come until Ctrl-C": (
+        {"is_missing": True, "raised": True, "seen": {"was_asked": True}},
+        "it ended by an exception",
+    ),
     "came when others had given up": (
         {"came_last": True, "waits_in": "psum #13", "has_failed": True},
         "it waits in psum #13 for 0 s",
@@ -71,6 +75,8 @@ SINCE = (
     # It ended because its collective failed.
     {"has_failed": True, "seen": {"status": 1, "order": 2}},
     {"has_failed": True, "raised": True},
+    # Ctrl-C ended its wait.
+    {"raised": True, "seen": {"was_asked": True}},
     {"has_failed": True, "seen": {"status": 134, "order": 3, "state": "Z"}},
     # The extension ended it, and its end was seen first.
     {"seen": {"status": 70, "order": 1}},
@@ -111,6 +117,12 @@ def test_one_is_guilty_whatever_happened_to_others_since(fault):
             f"suspect: process {guilty} (pid {100 + guilty}, host b): last completed "
             f"pmean #12; processes {others} wait in psum #13 for 12 s; {text}"
         )
+
+
+def test_nobody_is_guilty_of_an_end_that_was_asked_for():
+    ends = ({"status": 130, "order": 1}, {"status": 137}, {})
+    each = [{"raised": True, "seen": {**end, "was_asked": True}} for end in ends]
+    assert line([account(i, given) for i, given in enumerate(each)]) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Signals to the launcher, as a user starts it."""
 
+import json
 import os
 import signal
 
 import pytest
 import waiting
+
+from jaxcomm.launch import records
 
 pytestmark = pytest.mark.multiprocess
 
@@ -34,8 +37,9 @@ def handled(what):
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)],
 )
 def test_it_reaches_the_processes_and_nothing_starts_again(
-    number, status, waits, assert_gone
+    number, status, waits, assert_gone, tmp_path, monkeypatch
 ):
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "records"))
     launcher, found = waits(
         "open(f'/dev/shm/jaxcomm-{os.getpid()}-1', 'w').close()",
         *("--grace=60", "--max-restarts=9"),
@@ -47,8 +51,10 @@ def test_it_reaches_the_processes_and_nothing_starts_again(
     assert "passed on" in err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     # They were told to; nothing has failed.
-    assert "stopping the others" not in err
-    assert "restart" not in err
+    for word in "stopping the others", "restart", "suspect":
+        assert word not in err
+    (seen,) = (tmp_path / "records").rglob("flight-record-launcher-*.json")
+    assert all(each["was_asked"] for each in json.loads(seen.read_text())["seen"])
     assert not {f"jaxcomm-{pid}-1" for pid in found}.intersection(
         os.listdir("/dev/shm")
     )
