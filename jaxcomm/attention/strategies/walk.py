@@ -1,7 +1,53 @@
 """One pass: over a rank's own keys, then those of others; and backward, from the last.
 
 Every strategy but Ulysses is such a pass, and Ulysses has one inside. A strategy says
-what its hops are: a ``Loop``. Those of the ring go around all ranks.
+what its hops are: a ``Loop``. Those of the ring go around all ranks. The files of a
+pass, in their order:
+
+* ``on_ranks``: the arrays and options of a call, and its ``custom_vjp``.
+* This file: which hop follows which, and where results are added up.
+* ``loop``: what is sent when. ``hops``: what is known of hops before a program runs.
+* ``packing``: where documents begin. ``beside``: keys of others, in one call.
+* ``kernels/primitive``: a hop. ``kernels/selection``: which kernel computes it.
+
+An example: of four tokens, in zigzag, rank 0 holds the first and the last.
+
+>>> from jaxcomm.attention.kernels.kernel import Hop
+>>> from jaxcomm.attention.kernels.primitive import hop_forward
+>>> from jaxcomm.attention.kernels.scores import Scores
+>>> from jaxcomm.attention.kernels.selection import KERNELS
+>>> from jaxcomm.attention.mask import Coordinates, Mask
+>>> from jaxcomm.attention.pairs import Pairs
+>>> held = [jaxcomm.Layout("zigzag", 2, 4).positions_of(rank) for rank in (0, 1)]
+>>> [at.tolist() for at in held]
+[[0, 3], [1, 2]]
+
+It has two hops: over its own keys, then over those that rank 1 sends. Positions say
+which keys a query sees. The first token sees none of rank 1:
+
+>>> causal = Mask(left=None, right=0, query_length=4, key_length=4)
+>>> parts = (1, 1), (1, 1)  # of queries and of keys: an early and a late one
+>>> own, others = (
+...     Pairs(causal, Coordinates(held[0]), Coordinates(at), parts) for at in held
+... )
+>>> own.allowed()[0].astype(int).tolist(), others.allowed()[0].astype(int).tolist()
+([[1, 0], [1, 1]], [[0, 0], [1, 1]])
+
+Each hop gives means of values, and logarithms of the sums of weights. All weights are 1
+here, and the values of the tokens are 1, 2, 4 and 8:
+
+>>> zeros, values = jnp.zeros((1, 2, 1, 8)), jnp.array([1.0, 2.0, 4.0, 8.0])
+>>> def hop(pairs, at):
+...     value = values[at].reshape(1, 2, 1, 1)
+...     return Hop(Scores(1.0), pairs, zeros, zeros, value, kernels=KERNELS)
+>>> found = [hop_forward(hop(*each)) for each in zip((own, others), held)]
+>>> [(out.ravel().tolist(), jnp.exp(lse).ravel().tolist()) for out, lse in found]
+[([1.0, 4.5], [1.0, 2.0]), ([0.0, 3.0], [0.0, 2.0])]
+
+Merged, the last token has the mean of all four values:
+
+>>> merge(*found)[0].ravel().tolist()
+[1.0, 3.75]
 """
 
 import abc
