@@ -1,7 +1,6 @@
 """Which pairs of a query and a key a hop has: by positions, or by places in arrays."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -119,16 +118,6 @@ class Pairs:
     blocks: tuple[Block, ...] = ()
     block: Any = None
     runs: tuple[Run, ...] = ()
-
-    def packed(
-        self, starts: Sequence[tuple], longest: tuple[int, int] | None = None
-    ) -> "Pairs":
-        """Return pairs whose runs know where their documents begin."""
-        runs = (
-            dataclasses.replace(run, starts=each, longest=longest)
-            for run, each in zip(self.runs, starts, strict=True)
-        )
-        return dataclasses.replace(self, runs=tuple(runs))
 
     @property
     def is_packed(self) -> bool:

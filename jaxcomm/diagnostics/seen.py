@@ -45,8 +45,8 @@ class Seen:
         it runs.
       order: how many-th failure of the job its end was, from 1; 0 if it was none.
       was_given_up: whether others went on without it.
-      was_asked: whether it ran when somebody asked the launcher to end the job, as by
-        Ctrl-C.
+      was_asked: whether it ran, and had not failed, when somebody asked the launcher to
+        end the job, as by Ctrl-C.
       state: the kernel's letter for what it does; empty if unknown.
       works: whether its CPU time moved on. None if unknown.
       call: the kernel's function in which its first thread waits; empty if unknown.

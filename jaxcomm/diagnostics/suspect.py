@@ -91,8 +91,8 @@ def _that(is_so: Callable[[Account], bool]) -> Clue:
 
 def _first_failed(accounts: Sequence[Account]) -> list[Account]:
     """Of those that died, whose end was seen first: it may be why the others died."""
-    seen = [each for each in accounts if each.seen and not each.seen.was_asked]
-    failed = [each for each in seen if each.seen and each.seen.order]
+    known = [each for each in accounts if each.seen and not each.seen.was_asked]
+    failed = [each for each in known if each.seen and each.seen.order]
     first = min((each.seen.order for each in failed if each.seen), default=0)
     return [each for each in failed if each.seen and each.seen.order == first]
 

@@ -177,7 +177,7 @@ class Job:
                 continue
             name = signal.Signals(number).name
             self._output.say(f"{name}: passed on to the processes; again, to insist")
-            self._witness.note_request()
+            self._witness.note_request(self._running)
             self._stop(steps_of_request(number, self._grace))
 
     def _collect(self, process):

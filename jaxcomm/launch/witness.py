@@ -69,9 +69,9 @@ class Witness:
         if status:
             self._order.setdefault(number, len(self._order) + 1)
 
-    def note_request(self) -> None:
-        """Note that somebody asks all processes to end: what follows is no failure."""
-        self._asked = self._processes.keys() - self._order.keys()
+    def note_request(self, running: Collection[int]) -> None:
+        """Note that somebody asks those that run to end, which is no failure then."""
+        self._asked = {*running} - self._order.keys()
 
     def look_at(self, process: Process) -> None:
         """Look at a process that was started again."""

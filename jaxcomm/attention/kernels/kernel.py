@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -56,6 +57,16 @@ class Hop:
     def with_pairs(self, **changed: Any) -> "Hop":
         """Return a hop with other attributes of its pairs."""
         return self.replace(pairs=dataclasses.replace(self.pairs, **changed))
+
+    def packed(
+        self, starts: Sequence[tuple], longest: tuple[int, int] | None = None
+    ) -> "Hop":
+        """Return a hop whose runs know where their documents begin."""
+        runs = (
+            dataclasses.replace(run, starts=each, longest=longest)
+            for run, each in zip(self.pairs.runs, starts, strict=True)
+        )
+        return self.with_pairs(runs=tuple(runs))
 
     @property
     def sum_dtype(self):

@@ -50,12 +50,11 @@ def packed_of(ring: Loop) -> "Packed | None":
     """
     if ring.inputs.query_ids is None:
         return None
-
-    def is_packed(hop):
-        runs = hop.pairs.runs
-        return runs and is_flash(hop.replace(pairs=hop.pairs.packed([()] * len(runs))))
-
-    return Packed(ring) if all(map(is_packed, ring.hops)) else None
+    are_packed = all(
+        hop.pairs.runs and is_flash(hop.packed([()] * len(hop.pairs.runs)))
+        for hop in ring.hops
+    )
+    return Packed(ring) if are_packed else None
 
 
 class Found(NamedTuple):
@@ -347,13 +346,11 @@ class Packed:
         if self.way == OWN:
             ring.beside = None
         if way in self.in_one_call:
-            size = self.ring.call.size
-            table = Table.of(found.table, size, self.tokens)
-            longest = None
-            if self.sizes is not None and way == MANY:
-                longest = self.tokens, self.sizes.keys
+            table = Table.of(found.table, ring.call.size, self.tokens)
+            told = self.sizes if way == MANY else None
+            longest = told and (self.tokens, told.keys)
             of_way = table.few[way - FEWEST]
-            ring.beside = FewHops(way, of_way, size, self.tokens, longest)
+            ring.beside = FewHops(way, of_way, ring.call.size, self.tokens, longest)
         return ring
 
 
@@ -379,9 +376,9 @@ class Packing:
         if is_own(distance):
             sizes = self.of.sizes
             longest = sizes and (sizes.longest, sizes.longest)
-            return hop.replace(pairs=hop.pairs.packed(self.found.own, longest))
+            return hop.packed(self.found.own, longest)
         if self.found.beside:
-            return hop.replace(pairs=hop.pairs.packed(self.found.beside))
+            return hop.packed(self.found.beside)
         seen = picked(self.found.seen, distance - 1)
         counts = hop.query.shape[1], hop.key.shape[1]
         starts = seen.starts(*(self.of.batch * n for n in counts))
